@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.app import COMMANDS, app
-from holdfast.cli.output import clean, span
+from holdfast.cli.output import clean, format_duration
 from tests.children import PATIENCE, query
 from tests.cli.command import PROGRAM, ROOT, SCHEMAS, SCRIPT, ask, at, call, environment, on_terminal, valid
 from tests.fork_server import Forked
@@ -123,7 +123,7 @@ def test_an_encoding_that_lacks_a_character_is_no_error(sqlite_url: str) -> None
      (61, "1 m 01 s"), (3599.7, "1 h 00 m"), (7325, "2 h 02 m"), (86400, "1 d 00 h"), (1e6, "11 d 13 h")],
 )  # fmt: skip
 def test_lengths_of_time_are_readable(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_what_is_not_there_is_a_dash() -> None:

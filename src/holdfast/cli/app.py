@@ -1,23 +1,23 @@
-"""The click application: its commands are imported when they are called for."""
+"""The click application, and what its commands share: the client, options, types. Commands are imported when used."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 import holdfast
-from holdfast.cli import settings
+from holdfast.cli import FAILED, settings
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from holdfast import Client
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 COMMANDS = {
     "check": "holdfast.cli.check:check",
@@ -39,7 +39,9 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
+class LazyGroup(click.Group):
+    """Imports the module of a command when the command is used."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
 
@@ -51,7 +53,7 @@ class Commands(click.Group):
         return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--url", metavar="URL", help="The database: postgresql://… or sqlite:///file.db. Else HOLDFAST_URL.")
 @click.option("--schema", metavar="NAME", help="Where its tables are (SQLite: their prefix). Default: holdfast.")
 @click.version_option(holdfast.__version__, prog_name="holdfast")
@@ -74,8 +76,8 @@ def app(context: click.Context, url: str | None, schema: str | None) -> None:
 
 
 @contextmanager
-def connected(context: click.Context) -> Iterator[Client]:
-    """A client for one command; a user's mistake is one line on stderr, never a traceback."""
+def open_client(context: click.Context) -> Iterator[Client]:
+    """A client for one command. Errors of the user and of the database become one line on stderr and exit."""
     try:
         url, schema = settings.database(context.obj["url"], context.obj["schema"])
         with holdfast.Client(url, schema=schema, policy=settings.policy()) as client:
@@ -83,25 +85,17 @@ def connected(context: click.Context) -> Iterator[Client]:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     except holdfast.HoldfastError as error:
-        click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        fail(str(error))
 
 
-def myself() -> str:
-    """Who is at the keyboard, for the record."""
-    import getpass
-    import os
-    import socket
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as containers have them
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+def fail(message: str) -> NoReturn:
+    """Print one line on stderr and exit with 1."""
+    click.echo(f"holdfast: {message}", err=True)
+    sys.exit(FAILED)
 
 
 class Seconds(click.FloatRange):
-    """NaN is in no range, although it is neither below nor above it."""
+    """A range that NaN is not in: FloatRange accepts it, because it is neither below nor above a bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -110,8 +104,39 @@ class Seconds(click.FloatRange):
         return number
 
 
+def _current_user() -> str:
+    import getpass
+    import os
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
 ACTOR: dict[str, Any] = {
-    "metavar": "WHO", "default": myself, "help": "Who you are, for the record. Default: user@host.",
+    "metavar": "WHO", "default": _current_user, "help": "Who you are, for the record. Default: user@host.",
 }  # fmt: skip
-"""Of --actor. One that is given and empty is a mistake, and not us."""
-acting = click.option("--actor", **ACTOR)
+REASON: dict[str, Any] = {"metavar": "TEXT", "required": True, "help": "Why, for the record."}
+actor_option = click.option("--actor", **ACTOR)
+reason_option = click.option("--reason", **REASON)
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+def limit_option(default: int) -> Callable[[Function], Function]:
+    """--most: how many rows a listing shows."""
+    return click.option(
+        "--most", type=click.IntRange(1, 10_000), default=default, show_default=True, metavar="N",
+        help="Show at most so many.",
+    )  # fmt: skip
+
+
+def watch_options(command: Function) -> Function:
+    """--watch and --every."""
+    every = click.option(
+        "--every", type=Seconds(0.1, 3600), default=1.0, show_default=True, metavar="S",
+        help="Seconds between two looks of --watch.",
+    )  # fmt: skip
+    return click.option("--watch", is_flag=True, help="Go on looking, until Ctrl-C.")(every(command))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.app import connected
+from holdfast.cli.app import json_option, open_client
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def check(context: click.Context, as_json: bool) -> None:
     """Ask the database whether it keeps the lease contract.
@@ -26,22 +26,21 @@ def check(context: click.Context, as_json: bool) -> None:
 
     from holdfast.cli import output
 
-    with connected(context) as client:
-        verdicts = client.leases.probe()
-    passed, of = sum(each.ok for each in verdicts), len(verdicts)
+    with open_client(context) as client:
+        cases = client.leases.probe()
+    passed, of = sum(case.ok for case in cases), len(cases)
     if as_json:
-        cases = [{"number": each.number, "case": each.what, "ok": each.ok, "found": each.found} for each in verdicts]
-        click.echo(output.for_programs({"ok": passed == of, "passed": passed, "of": of, "cases": cases}))
+        rows = [{"number": case.number, "case": case.what, "ok": case.ok, "found": case.found} for case in cases]
+        output.print_json({"ok": passed == of, "passed": passed, "of": of, "cases": rows})
     else:
-        console = output.console()
-        for each in verdicts:
-            mark = Text.assemble(f"{each.number}  ", ("ok    ", "green") if each.ok else ("FAIL  ", "bold red"))
-            output.show(console, output.hanging(console, mark, each.what))
-            if not each.ok:
-                output.show(
-                    console, output.hanging(console, Text("         "), f"answered: {output.clean(each.found)}")
-                )
-        last = "the lease contract holds" if passed == of else "do not trust leases in this database"
-        output.show(console, output.hanging(console, Text(f"{passed}/{of}  ", "bold"), last))
+        console = output.make_console()
+        for case in cases:
+            mark = Text.assemble(f"{case.number}  ", ("ok    ", "green") if case.ok else ("FAIL  ", "bold red"))
+            output.print_lines(console, output.wrap(console, mark, case.what))
+            if not case.ok:
+                answer = f"answered: {output.clean(case.found)}"
+                output.print_lines(console, output.wrap(console, Text("         "), answer))
+        verdict = "the lease contract holds" if passed == of else "do not trust leases in this database"
+        output.print_lines(console, output.wrap(console, Text(f"{passed}/{of}  ", "bold"), verdict))
     if passed < of:
         context.exit(1)

@@ -1,4 +1,4 @@
-"""holdfast do and commands: what operators may do to others' work, by somebody, for a reason, on the record."""
+"""holdfast do and commands: governed commands, which need an actor and a reason and leave an audit entry."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import ACTOR, connected
+from holdfast.cli.app import ACTOR, REASON, json_option, open_client
 
 if TYPE_CHECKING:
     from holdfast import Client
     from holdfast.commands import Command, Outcome, Parameter
 
 
-class Governed(click.Group):
+class GovernedGroup(click.Group):
     """Its commands are those that are declared in holdfast.commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from holdfast import commands as operator
+        from holdfast import commands as governed
 
-        return list(operator.commands())
+        return list(governed.commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from holdfast import commands as operator
+        from holdfast import commands as governed
 
-        declared = operator.commands().get(cmd_name)
-        return None if declared is None else _made(declared)
+        command = governed.commands().get(cmd_name)
+        return None if command is None else _click_command(command)
 
 
-@click.group(cls=Governed)
+@click.group(cls=GovernedGroup)
 def do() -> None:
     """Run a governed command.
 
@@ -45,7 +45,7 @@ def do() -> None:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def commands(context: click.Context, as_json: bool) -> None:
     """Show the governed commands, or prove that all of them are.
@@ -57,117 +57,132 @@ def commands(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from holdfast import commands as operator
+    from holdfast import commands as governed
     from holdfast.cli import output
 
-    declared = operator.commands().values()
+    declared = governed.commands().values()
     if as_json:
-        click.echo(output.for_programs([_for_programs(each) for each in declared]))
+        output.print_json([_as_json(command) for command in declared])
         return
     rows = [
-        (each.name, " ".join(each.parameters), each.gate, "yes" if each.destructive else "no", each.summary)
-        for each in declared
+        (
+            command.name,
+            " ".join(command.parameters),
+            command.gate,
+            "yes" if command.destructive else "no",
+            command.summary,
+        )
+        for command in declared
     ]
-    console = output.console()
-    output.show(console, output.listing(console, ("command", "parameters", "gate", "destructive", "what for"), rows))
+    output.print_table(("command", "parameters", "gate", "destructive", "what for"), rows)
 
 
 @commands.command("check")
 def check() -> None:
     """Prove that no command bypasses the rules.
 
-    Each is called without actor, without reason, outside a run and in a forged one, and must refuse. How it is made is
-    looked at: it tells what it changes before it does, and has no way to the database but the one that is governed.
-    What it declares is run with a probe in its place, on a database of its own: under the runtime lease, with its gate
-    open, on the record. Nothing of the command itself is run.
+    Each is called without actor, without reason, outside a run and in a forged one, and must refuse. Its code is
+    inspected: it must say what it changes before it does, and use no other client than the governed one. It is run with
+    a probe in place of its code, on a temporary database: under the runtime lease, with its gate open, on the record.
+    The code of the command itself is not run.
 
     \b
     Example:
       holdfast commands check
     """
-    from holdfast import commands as operator
+    from holdfast import commands as governed
 
-    found = operator.check()
-    for name, problems in found.items():
+    problems_by_name = governed.check()
+    for name, problems in problems_by_name.items():
         click.echo(f"{name}: {'; '.join(problems) or 'governed'}")
-    if any(found.values()):
+    if any(problems_by_name.values()):
         sys.exit(1)
 
 
-def governed(
+def run_governed(
     client: Client, name: str, parameters: dict[str, Any], *, actor: str, reason: str, **options: bool
 ) -> Outcome:
-    """Also for commands of the command line that are one of these under an older name."""
-    from holdfast import commands as operator
+    """Run a governed command, also for commands of the command line that have another name for it. What went wrong
+    after the change is one line on stderr."""
+    from holdfast import commands as governed
     from holdfast.cli import output
 
-    outcome = operator.run(client, name, parameters, actor=actor, reason=reason, **options)
+    outcome = governed.run(client, name, parameters, actor=actor, reason=reason, **options)
     if outcome.doubt is not None:
         click.echo(f"holdfast: it is done, and afterwards: {output.clean(outcome.doubt)}", err=True)
     return outcome
 
 
-def _checked(declared: Parameter, context: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Under the name that it has here, which is not always that of the parameter."""
-    try:
-        return value if value is None else declared.check(option.opts[0], value)
-    except ValueError as error:
-        raise click.UsageError(str(error), context) from None
-
-
-def _made(declared: Command) -> click.Command:
+def _click_command(command: Command) -> click.Command:
     @click.pass_context
-    def call(context: click.Context, /, reason: str, actor: str, dry_run: bool, **given: Any) -> None:
+    def call(context: click.Context, /, reason: str, actor: str, dry_run: bool, **values: Any) -> None:
         from holdfast.cli import output
 
-        glass = given.pop("break_glass", False)
-        with connected(context) as client:
-            outcome = governed(
-                client, declared.name, given, actor=actor, reason=reason, dry_run=dry_run, break_glass=glass
+        break_glass = values.pop("break_glass", False)
+        with open_client(context) as client:
+            outcome = run_governed(
+                client, command.name, values, actor=actor, reason=reason, dry_run=dry_run, break_glass=break_glass
             )
         for line in outcome.changes:
             click.echo(output.clean(line))
         if dry_run:
             click.echo("nothing was changed: a dry run", err=True)
         else:
-            done = f"{declared.name} done under fence {outcome.fence}"
+            done = f"{command.name} done under fence {outcome.fence}"
             click.echo(f"{done}; recorded: {output.clean(actor)}: {output.clean(reason)}")
 
-    parameters: list[click.Parameter] = []
-    for name, each in declared.parameters.items():
-        if each.optional or each.option:
-            option = [f"--{each.option or name}", name]
-            text = f"{each.help[0].upper()}{each.help[1:]}."
-            needed: dict[str, Any] = {"default": each.default} if each.optional else {"required": True}
-            if each.secret:
-                needed |= {"envvar": each.secret, "show_envvar": True}
-            needed["callback"] = partial(_checked, each)
-            parameters.append(click.Option(option, type=each.kind, help=text, **needed))
-        else:
-            parameters.append(click.Argument([name], type=each.kind))
+    parameters = [_click_parameter(name, parameter) for name, parameter in command.parameters.items()]
     parameters += [
-        click.Option(["--reason"], metavar="TEXT", required=True, help="Why, for the record."),
+        click.Option(["--reason"], **REASON),
         click.Option(["--actor"], **ACTOR),
         click.Option(["--dry-run"], is_flag=True, help="Only show what would change."),
     ]
-    if declared.name == "lease.release":
+    if command.name == "lease.release":
         text = "Without the runtime lease: to release that lease itself, or a gate's."
         parameters.append(click.Option(["--break-glass"], is_flag=True, help=text))
-    named = "\n".join(
-        f"  {name.upper()}: {each.help}" for name, each in declared.parameters.items() if not each.optional
+    required = "\n".join(
+        f"  {name.upper()}: {parameter.help}"
+        for name, parameter in command.parameters.items()
+        if not parameter.optional
     )
-    about = f"{declared.summary}\n\n\b\n{named}" if named else declared.summary
-    return click.Command(declared.name, params=parameters, callback=call, help=about, short_help=declared.summary)
+    text = f"{command.summary}\n\n\b\n{required}" if required else command.summary
+    return click.Command(command.name, params=parameters, callback=call, help=text, short_help=command.summary)
 
 
-def _for_programs(declared: Command) -> dict[str, Any]:
+def _click_parameter(name: str, parameter: Parameter) -> click.Parameter:
+    if not parameter.optional and not parameter.option:
+        return click.Argument([name], type=parameter.kind)
+    settings: dict[str, Any] = {"default": parameter.default} if parameter.optional else {"required": True}
+    if parameter.secret:
+        settings |= {"envvar": parameter.secret, "show_envvar": True}
+    text = f"{parameter.help[0].upper()}{parameter.help[1:]}."
+    return click.Option(
+        [f"--{parameter.option or name}", name], type=parameter.kind, help=text,
+        callback=partial(_check_option, parameter), **settings,
+    )  # fmt: skip
+
+
+def _check_option(parameter: Parameter, context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """A wrong value is reported under the name of the option, which may differ from the parameter's."""
+    try:
+        return value if value is None else parameter.check(option.opts[0], value)
+    except ValueError as error:
+        raise click.UsageError(str(error), context) from None
+
+
+def _as_json(command: Command) -> dict[str, Any]:
     return {
-        "name": declared.name,
-        "summary": declared.summary,
-        "gate": declared.gate,
-        "destructive": declared.destructive,
+        "name": command.name,
+        "summary": command.summary,
+        "gate": command.gate,
+        "destructive": command.destructive,
         "parameters": {
-            name: {"help": each.help, "type": each.kind.__name__, "optional": each.optional, "default": each.default}
-            for name, each in declared.parameters.items()
+            name: {
+                "help": parameter.help,
+                "type": parameter.kind.__name__,
+                "optional": parameter.optional,
+                "default": parameter.default,
+            }
+            for name, parameter in command.parameters.items()
         },
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected
+from holdfast.cli.app import json_option, open_client
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "unseen": "dim"}
 @click.option("--strict", is_flag=True, help="A warning is reason enough for exit code 1.")
 @click.option("--timeout", type=click.FloatRange(0, 3600, min_open=True), default=10.0, show_default=True, metavar="S",
               help="Spend at most about so many seconds.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) -> None:
     """Look the database over, and the way to it.
@@ -34,37 +34,37 @@ def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) 
       holdfast --url postgresql://app@db/app doctor --strict     # in a deploy: refuse what only works so-so
       holdfast doctor --json | jq '.findings[] | select(.status != "ok")'
     """
-    with connected(context) as client:
+    with open_client(context) as client:
         examination = client.examine(timeout=timeout)
     report(context, examination, strict=strict, as_json=as_json)
 
 
 def report(context: click.Context, examination: Any, *, strict: bool, as_json: bool) -> None:
-    """Tell what was found, and end with the exit code that goes with it."""
-    from holdfast.cli.output import console, for_programs, show
+    """Print the findings, and exit with 1 if one has failed."""
+    from holdfast.cli import output
 
     passed = examination.passed(strict=strict)
     if as_json:
-        click.echo(for_programs({"passed": passed, "strict": strict, **asdict(examination)}))
+        output.print_json({"passed": passed, "strict": strict, **asdict(examination)})
     else:
-        where = console()
-        show(where, _lines(where, examination))
+        console = output.make_console()
+        output.print_lines(console, _render(console, examination))
     context.exit(0 if passed else 1)
 
 
-def _lines(where: Console, examination: Any) -> list[Text]:
+def _render(console: Console, examination: Any) -> list[Text]:
     from rich.text import Text
 
-    from holdfast.cli.output import clean, hanging
+    from holdfast.cli.output import clean, wrap
 
     lines = []
     findings = examination.findings
-    label = max(len(finding.check) for finding in findings)
+    label_width = max(len(finding.check) for finding in findings)
     for finding in findings:
-        head = Text.assemble((f"{finding.status:<6}", _STYLES[finding.status]), f"  {finding.check:<{label}}  ")
-        lines += hanging(where, head, clean(finding.found))
+        head = Text.assemble((f"{finding.status:<6}", _STYLES[finding.status]), f"  {finding.check:<{label_width}}  ")
+        lines += wrap(console, head, clean(finding.found))
         if finding.remedy is not None:
-            lines += hanging(where, Text(" " * head.cell_len), f"-> {clean(finding.remedy)}")
+            lines += wrap(console, Text(" " * head.cell_len), f"-> {clean(finding.remedy)}")
     counts = ((examination.count(status), status) for status in _STYLES)
     summary = ", ".join(f"{count} {status}" for count, status in counts if count)
-    return [*lines, *hanging(where, Text(""), f"{examination.database}: {summary}")]
+    return [*lines, *wrap(console, Text(""), f"{examination.database}: {summary}")]

@@ -1,4 +1,4 @@
-"""holdfast ls, history, release: who holds what, who held it before, and taking one away."""
+"""holdfast ls, history, release: the leases that are held, the grants that have ended, and a forced release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import Seconds, acting, connected
+from holdfast.cli.app import actor_option, json_option, limit_option, open_client, watch_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,19 +15,18 @@ if TYPE_CHECKING:
 
     from holdfast import Client
 
-MOST = 10_000
-Held = list[dict[str, Any]]
+Rows = list[dict[str, Any]]
+HISTORY_LIMIT = 10_000
+"""Ended grants that the database keeps."""
 TITLES = ("lease", "holder", "host", "pid", "age", "left", "fence")
-OWN = ("@", "holdfast:")
-"""What the names of holdfast's own leases begin with: gates, slots, the one that governed commands run under."""
-PAST_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", "by", "reason")
+OWN_PREFIXES = ("@", "holdfast:")
+"""Of the names of holdfast's own leases: gates, slots, and the lease that governed commands run under."""
+HISTORY_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", "by", "reason")
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Go on looking, until Ctrl-C.")
-@click.option("--every", type=Seconds(0.1, 3600), default=1.0, show_default=True, metavar="S",
-              help="Seconds between two looks of --watch.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@watch_options
+@json_option
 @click.pass_context
 def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
     """Show who holds which lease, and for how long.
@@ -43,19 +42,20 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
+    with open_client(context) as client:
         if watch:
             from holdfast.cli import watch_mode
 
-            watch_mode.watch(watch_mode.View(lambda: _held(client), _listing, _who, _count), every, as_json)
+            view = watch_mode.View(lambda: _fetch(client), _render, _identity, _count)
+            watch_mode.watch(view, every, as_json)
             return
-        held = _held(client)
+        rows = _fetch(client)
     if as_json:
-        click.echo(output.for_programs(held))
-    elif held:
-        console = output.console()
-        output.show(console, _listing(console, held))
-        if any(each["name"].startswith(OWN) for each in held):
+        output.print_json(rows)
+    elif rows:
+        console = output.make_console()
+        output.print_lines(console, _render(console, rows))
+        if any(row["name"].startswith(OWN_PREFIXES) for row in rows):
             click.echo("names that begin with @ or holdfast: are holdfast's own, such as gates and slots", err=True)
     else:
         click.echo("no lease is held", err=True)
@@ -63,10 +63,9 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--most", type=click.IntRange(1, MOST), default=20, show_default=True, metavar="N",
-              help="Show at most so many.")  # fmt: skip
+@limit_option(20)
 @click.option("--all", "everything", is_flag=True, help="Those of holdfast's own leases, too.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def history(context: click.Context, name: str | None, most: int, everything: bool, as_json: bool) -> None:
     """Show who held leases before, the latest first.
@@ -84,21 +83,20 @@ def history(context: click.Context, name: str | None, most: int, everything: boo
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        whole = name is not None or everything
-        past = client.leases.history(name, most=most) if whole else _users(client, most)
+    with open_client(context) as client:
+        shows_all = name is not None or everything
+        grants = client.leases.history(name, most=most) if shows_all else _users_history(client, most)
     if as_json:
-        names = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
-        click.echo(output.for_programs([{key: getattr(each, key) for key in names} for each in past]))
-    elif past:
+        fields = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
+        output.print_json([{field: getattr(grant, field) for field in fields} for grant in grants])
+    elif grants:
         rows = [
-            (each.name, each.holder, output.moment(each.ended_at),
-             output.span((each.ended_at - each.acquired_at).total_seconds()),
-             each.outcome, each.fence, each.actor, each.reason)
-            for each in past
+            (grant.name, grant.holder, output.format_time(grant.ended_at),
+             output.format_duration((grant.ended_at - grant.acquired_at).total_seconds()),
+             grant.outcome, grant.fence, grant.actor, grant.reason)
+            for grant in grants
         ]  # fmt: skip
-        console = output.console()
-        output.show(console, output.listing(console, PAST_TITLES, rows))
+        output.print_table(HISTORY_TITLES, rows)
     else:
         click.echo("no grant has ended yet" if name is None else f"no grant of lease {name!r} has ended yet", err=True)
 
@@ -107,7 +105,7 @@ def history(context: click.Context, name: str | None, most: int, everything: boo
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Take it away from whoever holds it.")
 @click.option("--reason", metavar="TEXT", help="Why, for the record. Needed with --force.")
-@acting
+@actor_option
 @click.pass_context
 def release(context: click.Context, name: str, force: bool, reason: str | None, actor: str) -> None:
     """Take the lease NAME away from its holder.
@@ -130,64 +128,66 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     if not reason:
         raise click.UsageError("--force needs --reason: it is kept in the history of the lease")
     from holdfast.cli import output
-    from holdfast.cli.do import governed
+    from holdfast.cli.do import run_governed
 
-    with connected(context) as client:
-        governed(client, "lease.release", {"name": name}, actor=actor, reason=reason)
-        past = client.leases.history(name, most=20)
-    ours = ("forced", actor, reason)
-    record = next((each for each in past if (each.outcome, each.actor, each.reason) == ours), None)
-    told = "its record is in the history"
-    if record is not None:
-        held = f"held by {output.clean(record.holder)} with fence {record.fence}"
-        told = f"{held}; recorded: {record.actor}: {record.reason}"
-    click.echo(f"released lease {name!r}, {told}")
+    with open_client(context) as client:
+        run_governed(client, "lease.release", {"name": name}, actor=actor, reason=reason)
+        grants = client.leases.history(name, most=20)
+    released = ("forced", actor, reason)
+    grant = next((grant for grant in grants if (grant.outcome, grant.actor, grant.reason) == released), None)
+    description = "its record is in the history"
+    if grant is not None:
+        holder = f"held by {output.clean(grant.holder)} with fence {grant.fence}"
+        description = f"{holder}; recorded: {grant.actor}: {grant.reason}"
+    click.echo(f"released lease {name!r}, {description}")
 
 
-def _users(client: Client, most: int) -> list[Any]:
-    """As many as were asked for of what is not holdfast's own doing, if there are so many."""
-    asked = most
+def _users_history(client: Client, most: int) -> list[Any]:
+    """The latest ``most`` grants that were forced away, or are not of holdfast's own leases."""
+    limit = most
     while True:
-        past = client.leases.history(most=asked)
-        found = [each for each in past if each.outcome == "forced" or not each.name.startswith(OWN)]
-        if len(found) >= most or len(past) < asked or asked == MOST:
-            return found[:most]
-        asked = min(asked * 10, MOST)
+        grants = client.leases.history(most=limit)
+        shown = [grant for grant in grants if grant.outcome == "forced" or not grant.name.startswith(OWN_PREFIXES)]
+        if len(shown) >= most or len(grants) < limit or limit == HISTORY_LIMIT:
+            return shown[:most]
+        limit = min(limit * 10, HISTORY_LIMIT)
 
 
-def _held(client: Client) -> Held:
-    """What the database knows, and by its clock: how old each lease is, how long it has left."""
+def _fetch(client: Client) -> Rows:
+    """The leases that are held, with age and remaining time by the database's clock."""
     return [
         {
-            "name": each.name,
-            "holder": each.holder,
-            "host": each.host,
-            "pid": each.pid,
-            "fence": each.fence,
-            "acquired_at": each.acquired_at,
-            "expires_at": each.expires_at,
-            "age": round((each.expires_at - each.acquired_at - timedelta(seconds=each.remaining)).total_seconds(), 3),
-            "remaining": round(each.remaining, 3),
-            "info": dict(each.info),
+            "name": lease.name,
+            "holder": lease.holder,
+            "host": lease.host,
+            "pid": lease.pid,
+            "fence": lease.fence,
+            "acquired_at": lease.acquired_at,
+            "expires_at": lease.expires_at,
+            "age": round(
+                (lease.expires_at - lease.acquired_at - timedelta(seconds=lease.remaining)).total_seconds(), 3
+            ),
+            "remaining": round(lease.remaining, 3),
+            "info": dict(lease.info),
         }
-        for each in client.leases.list()
+        for lease in client.leases.list()
     ]
 
 
-def _listing(console: Console, held: Held) -> list[Text]:
+def _render(console: Console, rows: Rows) -> list[Text]:
     from holdfast.cli import output
 
-    rows = [
-        (each["name"], each["holder"], each["host"], each["pid"], output.span(each["age"]),
-         output.span(each["remaining"]), each["fence"])
-        for each in held
+    cells = [
+        (row["name"], row["holder"], row["host"], row["pid"], output.format_duration(row["age"]),
+         output.format_duration(row["remaining"]), row["fence"])
+        for row in rows
     ]  # fmt: skip
-    return output.listing(console, TITLES, rows)
+    return output.render_table(console, TITLES, cells)
 
 
-def _who(held: Held) -> object:
-    return [(each["name"], each["holder"], each["fence"]) for each in held]
+def _identity(rows: Rows) -> object:
+    return [(row["name"], row["holder"], row["fence"]) for row in rows]
 
 
-def _count(held: Held) -> str:
-    return "no lease is held" if not held else f"{len(held)} lease{'s' if len(held) > 1 else ''}"
+def _count(rows: Rows) -> str:
+    return "no lease is held" if not rows else f"{len(rows)} lease{'s' if len(rows) > 1 else ''}"

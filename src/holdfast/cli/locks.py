@@ -1,4 +1,4 @@
-"""holdfast locks: who holds which lock, who waits for whom, and ending a session that is stuck."""
+"""holdfast locks: the locks that are held, the sessions that wait for them, and the end of a session that hangs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import Seconds, acting, connected
+from holdfast.cli.app import actor_option, json_option, open_client, reason_option, watch_options
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-Found = list[Any]
+Locks = list[Any]
 TITLES = ("lock", "pid", "application", "state", "mode", "granted", "for", "blocked by")
 FIELDS = (
     "pid", "application_name", "state", "query_start", "namespace", "entity_id", "name", "mode", "granted", "duration",
@@ -21,10 +21,8 @@ FIELDS = (
 
 
 @click.group(invoke_without_command=True)
-@click.option("--watch", is_flag=True, help="Go on looking, until Ctrl-C.")
-@click.option("--every", type=Seconds(0.1, 3600), default=1.0, show_default=True, metavar="S",
-              help="Seconds between two looks of --watch.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@watch_options
+@json_option
 @click.pass_context
 def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
     """Show who holds which advisory lock, and who waits for whom.
@@ -44,27 +42,27 @@ def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> N
         return
     from holdfast.cli import output
 
-    with connected(context) as client:
+    with open_client(context) as client:
         if watch:
             from holdfast.cli import watch_mode
 
-            view = watch_mode.View(client.locks.list, _listing, _gist, _count, _for_programs)
+            view = watch_mode.View(client.locks.list, _render, _identity, _count, _as_json)
             watch_mode.watch(view, every, as_json)
             return
-        found = client.locks.list()
+        records = client.locks.list()
     if as_json:
-        click.echo(output.for_programs(_for_programs(found)))
-    elif found:
-        console = output.console()
-        output.show(console, _listing(console, found))
+        output.print_json(_as_json(records))
+    elif records:
+        console = output.make_console()
+        output.print_lines(console, _render(console, records))
     else:
-        click.echo(_count(found), err=True)
+        click.echo(_count(records), err=True)
 
 
 @locks.command("break")
 @click.argument("pid", type=click.IntRange(1, 2**31 - 1))
-@click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
-@acting
+@reason_option
+@actor_option
 @click.pass_context
 def break_(context: click.Context, pid: int, reason: str, actor: str) -> None:
     """End the database session PID, and free its locks.
@@ -80,45 +78,46 @@ def break_(context: click.Context, pid: int, reason: str, actor: str) -> None:
       holdfast locks break 4242 --reason "its host is gone"
     """
     from holdfast.cli import output
-    from holdfast.cli.do import governed
+    from holdfast.cli.do import run_governed
 
-    with connected(context) as client:
-        had = [each for each in client.locks.list() if each.pid == pid]
-        governed(client, "lock.break", {"pid": pid}, actor=actor, reason=reason)
+    with open_client(context) as client:
+        of_session = [lock for lock in client.locks.list() if lock.pid == pid]
+        run_governed(client, "lock.break", {"pid": pid}, actor=actor, reason=reason)
     parts = []
     for word, granted in (("held", True), ("waited for", False)):
-        if names := [output.clean(each.label) for each in had if each.granted is granted]:
+        if names := [output.clean(lock.label) for lock in of_session if lock.granted is granted]:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             parts.append(f"{word} {', '.join(names[:5])}{more}")
-    which = f", which {' and '.join(parts)}" if parts else ""
-    click.echo(f"ended session {pid}{which}; recorded: {output.clean(actor)}: {output.clean(reason)}")
+    description = f", which {' and '.join(parts)}" if parts else ""
+    click.echo(f"ended session {pid}{description}; recorded: {output.clean(actor)}: {output.clean(reason)}")
 
 
-def _for_programs(found: Found) -> list[dict[str, Any]]:
-    rows = [{key: getattr(each, key) for key in FIELDS} for each in found]
+def _as_json(records: Locks) -> list[dict[str, Any]]:
+    rows = [{field: getattr(lock, field) for field in FIELDS} for lock in records]
     for row in rows:
         row["duration"] = None if row["duration"] is None else round(row["duration"], 3)
     return rows
 
 
-def _listing(console: Console, found: Found) -> list[Text]:
+def _render(console: Console, records: Locks) -> list[Text]:
     from holdfast.cli import output
 
     rows = [
-        (each.label, each.pid, each.application_name, each.state, each.mode, "yes" if each.granted else "waits",
-         None if each.duration is None else output.span(each.duration), ", ".join(map(str, each.blocked_by)))
-        for each in found
+        (lock.label, lock.pid, lock.application_name, lock.state, lock.mode, "yes" if lock.granted else "waits",
+         None if lock.duration is None else output.format_duration(lock.duration),
+         ", ".join(map(str, lock.blocked_by)))
+        for lock in records
     ]  # fmt: skip
-    return output.listing(console, TITLES, rows)
+    return output.render_table(console, TITLES, rows)
 
 
-def _gist(found: Found) -> object:
-    return [(each.label, each.pid, each.granted, each.blocked_by) for each in found]
+def _identity(records: Locks) -> object:
+    return [(lock.label, lock.pid, lock.granted, lock.blocked_by) for lock in records]
 
 
-def _count(found: Found) -> str:
-    if not found:
+def _count(records: Locks) -> str:
+    if not records:
         return "no lock is held"
-    waiting = sum(not each.granted for each in found)
-    held = len(found) - waiting
+    waiting = sum(not lock.granted for lock in records)
+    held = len(records) - waiting
     return f"{held} lock{'s' if held != 1 else ''} held" + (f", {waiting} waiting" if waiting else "")

@@ -1,4 +1,4 @@
-"""holdfast migrate: the tables."""
+"""holdfast migrate: create, upgrade and remove the tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from holdfast.cli.app import acting, connected
+from holdfast.cli.app import actor_option, json_option, open_client, reason_option
 
 
 @click.group(invoke_without_command=True)
@@ -28,7 +28,7 @@ def migrate(context: click.Context) -> None:
 
 @migrate.command()
 @click.option("--reason", metavar="TEXT", default="this holdfast needs them", help="Why, for the record.")
-@acting
+@actor_option
 @click.pass_context
 def up(context: click.Context, reason: str, actor: str) -> None:
     """Apply every migration that is missing.
@@ -40,13 +40,13 @@ def up(context: click.Context, reason: str, actor: str) -> None:
     Example:
       holdfast --url postgresql://owner@db1/app migrate up
     """
-    from holdfast.cli.do import governed
+    from holdfast.cli.do import run_governed
 
-    with connected(context) as client:
-        done = []
+    with open_client(context) as client:
+        changes = []
         if client.migrations.version() < client.migrations.scripts()[-1].version:
-            done = governed(client, "schema.migrate", {}, actor=actor, reason=reason).changes
-    for line in done or ["nothing to do: the schema is up to date"]:
+            changes = run_governed(client, "schema.migrate", {}, actor=actor, reason=reason).changes
+    for line in changes or ["nothing to do: the schema is up to date"]:
         click.echo(line)
 
 
@@ -54,8 +54,8 @@ def up(context: click.Context, reason: str, actor: str) -> None:
 @click.option(
     "--to", type=click.IntRange(min=0), required=True, help="The version to go back to; 0 removes everything."
 )
-@click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
-@acting
+@reason_option
+@actor_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) -> None:
@@ -68,23 +68,23 @@ def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) ->
     Example:
       holdfast --url postgresql://owner@db1/app migrate down --to 0 --reason "not needed any more"
     """
-    from holdfast.cli.do import governed
+    from holdfast.cli.do import run_governed
 
     try:
         if not yes:
             click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
     except click.Abort:
         raise click.ClickException("nothing was removed; with --yes nobody is asked") from None
-    with connected(context) as client:
-        done = []
+    with open_client(context) as client:
+        changes = []
         if client.migrations.version() > to:
-            done = governed(client, "schema.revert", {"to": to}, actor=actor, reason=reason).changes
-    for line in done or ["nothing to do"]:
+            changes = run_governed(client, "schema.revert", {"to": to}, actor=actor, reason=reason).changes
+    for line in changes or ["nothing to do"]:
         click.echo(line)
 
 
 @migrate.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Show which migrations there are, and when they were applied.
@@ -95,7 +95,7 @@ def status(context: click.Context, as_json: bool) -> None:
     Example:
       holdfast migrate status --json | jq '.[] | select(.applied_at == null)'
     """
-    with connected(context) as client:
+    with open_client(context) as client:
         rows = [
             {
                 "version": migration.version,
@@ -125,5 +125,5 @@ def print_(context: click.Context, downwards: bool) -> None:
     Example:
       holdfast --url postgresql://db1/app migrate print | psql -f - postgresql://owner@db1/app
     """
-    with connected(context) as client:
+    with open_client(context) as client:
         click.echo(client.migrations.text(down=downwards))

@@ -1,4 +1,4 @@
-"""holdfast ops: what became of operations, proof of it, and mending what was left half done."""
+"""holdfast ops: list and replay operations, verify their log, recover those that were left partial."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected
-from holdfast.cli.export import export
+from holdfast.cli.app import fail, json_option, limit_option, open_client
+from holdfast.cli.ops_export import export
 from holdfast.cli.ops_recover import recover, reset, rollback
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 STATUSES = ("success", "failure", "partial", "running")
 TITLES = ("operation", "status", "attempt", "dataset", "updated (UTC)", "error", "key")
-STEPS = ("entry", "at (UTC)", "kind", "attempt", "fence", "detail")
+ENTRY_TITLES = ("entry", "at (UTC)", "kind", "attempt", "fence", "detail")
 FIELDS = (
     "key", "label", "status", "attempt", "failures", "fence", "pipeline", "task", "dataset", "operation", "result_hash",
     "error", "pointer", "rollback", "effect_started", "created_at", "updated_at", "expires_at",
 )  # fmt: skip
+REPLAY_TITLES = ("operation", "status", "attempt", "entries", "effect", "result", "error")
 
-_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
-_since = click.option("--since", type=click.FloatRange(0, min_open=True), metavar="S",
-                      help="Only what was touched in the last so many seconds.")  # fmt: skip
+_since_option = click.option("--since", type=click.FloatRange(0, min_open=True), metavar="S",
+                             help="Only what was touched in the last so many seconds.")  # fmt: skip
 
 
 @click.group()
@@ -47,9 +47,8 @@ def ops() -> None:
 @ops.command()
 @click.option("--status", type=click.Choice(STATUSES), help="Only those; partial: left half done by somebody who died.")
 @click.option("--dataset", metavar="NAME", help="Only of this dataset.")
-@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
-              help="Show at most so many.")  # fmt: skip
-@_json
+@limit_option(20)
+@json_option
 @click.pass_context
 def ls(context: click.Context, status: str | None, dataset: str | None, most: int, as_json: bool) -> None:
     """Show operations, the latest first.
@@ -61,32 +60,24 @@ def ls(context: click.Context, status: str | None, dataset: str | None, most: in
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        found = client.operations.list(status=status, dataset=dataset, most=most)
+    with open_client(context) as client:
+        records = client.operations.list(status=status, dataset=dataset, most=most)
     if as_json:
-        click.echo(output.for_programs([_for_programs(each) for each in found]))
-    elif found:
+        output.print_json([_as_json(record) for record in records])
+    elif records:
         rows = [
-            (
-                each.label,
-                each.status,
-                each.attempt,
-                each.dataset,
-                output.moment(each.updated_at),
-                _error(each),
-                each.key,
-            )
-            for each in found
-        ]
-        console = output.console()
-        output.show(console, output.listing(console, TITLES, rows))
+            (record.label, record.status, record.attempt, record.dataset, output.format_time(record.updated_at),
+             _error_text(record), record.key)
+            for record in records
+        ]  # fmt: skip
+        output.print_table(TITLES, rows)
     else:
         click.echo("no operation is in the log" if status is None else f"no operation is {status}", err=True)
 
 
 @ops.command()
 @click.argument("key")
-@_json
+@json_option
 @click.pass_context
 def show(context: click.Context, key: str, as_json: bool) -> None:
     """Show one operation, and every entry that the log has of it.
@@ -99,30 +90,32 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        record = _found(client, key)
+    with open_client(context) as client:
+        record = _require(client, key)
         entries = client.operations.history(key)
     if as_json:
-        told = [{**asdict(each), "at": _at(each.at)} for each in entries]
-        for each in told:
-            del each["payload"], each["operation"]
-        click.echo(output.for_programs({**_for_programs(record), "entries": told}))
+        entry_rows = [{**asdict(entry), "at": _to_datetime(entry.at)} for entry in entries]
+        for row in entry_rows:
+            del row["payload"], row["operation"]
+        output.print_json({**_as_json(record), "entries": entry_rows})
         return
-    console = output.console()
-    facts = [(name.replace("_", " "), _error(record) if name == "error" else getattr(record, name)) for name in FIELDS]
-    output.show(console, output.listing(console, ("what", "value"), [fact for fact in facts if fact[1] is not None]))
+    fields = {name: _error_text(record) if name == "error" else getattr(record, name) for name in FIELDS}
+    output.print_table(
+        ("what", "value"), [(name.replace("_", " "), value) for name, value in fields.items() if value is not None]
+    )
     click.echo()
     rows = [
-        (each.number, output.moment(_at(each.at)), each.kind, each.attempt, each.fence, each.detail.removeprefix("{}"))
-        for each in entries
-    ]
-    output.show(console, output.listing(console, STEPS, rows))
+        (entry.number, output.format_time(_to_datetime(entry.at)), entry.kind, entry.attempt, entry.fence,
+         entry.detail.removeprefix("{}"))
+        for entry in entries
+    ]  # fmt: skip
+    output.print_table(ENTRY_TITLES, rows)
 
 
 @ops.command()
 @click.argument("key", required=False)
-@_since
-@_json
+@_since_option
+@json_option
 @click.pass_context
 def replay(context: click.Context, key: str | None, since: float | None, as_json: bool) -> None:
     """Fold the log into what became of each operation. Nothing is executed.
@@ -136,31 +129,28 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        states = client.operations.replay(key, since=_ago(since))
+    with open_client(context) as client:
+        states = client.operations.replay(key, since=_seconds_ago(since))
         if key is not None and not states:
-            _found(client, key)
+            _require(client, key)
     if as_json:
-        told = [{**asdict(each), "at": _at(each.at), "result": each.value if each.kept else None} for each in states]
-        for each in told:
-            each["result"] = each["result"].hex() if isinstance(each["result"], bytes) else each["result"]
-        click.echo(output.for_programs(told))
+        output.print_json(
+            [{**asdict(state), "at": _to_datetime(state.at), "result": _result(state)} for state in states]
+        )
     elif states:
-        titles = ("operation", "status", "attempt", "entries", "effect", "result", "error")
         rows = [
-            (each.operation, each.status, each.attempt, each.number, "yes" if each.effect_started else "no",
-             each.result_hash and each.result_hash[:12], each.error)
-            for each in states
+            (state.operation, state.status, state.attempt, state.number, "yes" if state.effect_started else "no",
+             state.result_hash and state.result_hash[:12], state.error)
+            for state in states
         ]  # fmt: skip
-        console = output.console()
-        output.show(console, output.listing(console, titles, rows))
+        output.print_table(REPLAY_TITLES, rows)
     else:
         click.echo("nothing was touched since then" if since else "the log is empty", err=True)
 
 
 @ops.command()
 @click.argument("key", required=False)
-@_since
+@_since_option
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
               help="What was put away, to be proven with the rest. In the order it was written.")  # fmt: skip
 @click.option("--lineage", is_flag=False, flag_value="", metavar="[FILE]",
@@ -168,7 +158,7 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 @click.option(
     "--relay", metavar="NAME", help="Whose lineage it is. Without a file: what it has parked, or not told yet."
 )
-@_json
+@json_option
 @click.pass_context
 def verify(
     context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
@@ -193,17 +183,17 @@ def verify(
     """
     from holdfast.cli import output
 
-    of_lineage = lineage is not None or relay is not None
-    if of_lineage and (key is not None or since is not None or archives):
+    checks_lineage = lineage is not None or relay is not None
+    if checks_lineage and (key is not None or since is not None or archives):
         raise click.UsageError("--lineage and --relay are about all of the log: leave out KEY, --since and --archive")
-    with connected(context) as client:
+    with open_client(context) as client:
         try:
-            if of_lineage:
+            if checks_lineage:
                 with click.open_file(lineage) if lineage else nullcontext() as file:
-                    found = client.relays.verify(file, relay=relay)
+                    report = client.relays.verify(file, relay=relay)
             else:
-                lines = [line for each in archives for line in each]
-                found = client.operations.verify(key, since=_ago(since), archives=lines)
+                lines = [line for archive in archives for line in archive]
+                report = client.operations.verify(key, since=_seconds_ago(since), archives=lines)
         except OSError as error:
             raise click.UsageError(
                 f"{error.filename or 'the file'} cannot be read: {error.strerror or error}"
@@ -212,26 +202,26 @@ def verify(
             raise click.UsageError(f"{lineage or 'the archive'} is not text in UTF-8") from None
         except LookupError as error:
             raise click.UsageError(str(error)) from None
-        if key is not None and not found.operations and not found.problems:
-            _found(client, key)
+        if key is not None and not report.operations and not report.problems:
+            _require(client, key)
     if as_json:
-        problems = [{**each._asdict(), "broken": each.broken} for each in found.problems]
-        about = {"passed": found.passed, "operations": found.operations, "entries": found.entries}
-        click.echo(output.for_programs({**about, "problems": problems}))
+        problems = [{**problem._asdict(), "broken": problem.broken} for problem in report.problems]
+        summary = {"passed": report.passed, "operations": report.operations, "entries": report.entries}
+        output.print_json({**summary, "problems": problems})
     else:
-        for each in found.problems:
-            click.echo(f"{each.operation} entry {each.number}: {each.what}: {output.clean(each.told)}")
-        sound = "sound" if found.passed else f"{len(found.broken)} problems"
-        what = "events" if of_lineage else "entries"
-        click.echo(f"{found.operations} operations, {found.entries} {what}: {sound}")
-    sys.exit(0 if found.passed else 1)
+        for problem in report.problems:
+            click.echo(f"{problem.operation} entry {problem.number}: {problem.what}: {output.clean(problem.told)}")
+        verdict = "sound" if report.passed else f"{len(report.broken)} problems"
+        what = "events" if checks_lineage else "entries"
+        click.echo(f"{report.operations} operations, {report.entries} {what}: {verdict}")
+    sys.exit(0 if report.passed else 1)
 
 
 @ops.command()
 @click.option("--stale", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="S",
               help="Seconds from which something left half done is a failure.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="A warning is reason enough for exit code 1.")
-@_json
+@json_option
 @click.pass_context
 def health(context: click.Context, stale: float, strict: bool, as_json: bool) -> None:
     """Look the log of operations over.
@@ -248,7 +238,7 @@ def health(context: click.Context, stale: float, strict: bool, as_json: bool) ->
     """
     from holdfast.cli.doctor import report
 
-    with connected(context) as client:
+    with open_client(context) as client:
         examination = client.operations.health(stale=stale)
     report(context, examination, strict=strict, as_json=as_json)
 
@@ -257,28 +247,33 @@ for _command in (export, recover, reset, rollback):
     ops.add_command(_command)
 
 
-def _found(client: Client, key: str) -> Any:
-    """Its record; the end when there is none."""
+def _require(client: Client, key: str) -> Any:
+    """The record of the operation. Exits with 1 if there is none."""
     record = client.operations.get(key)
     if record is None:
-        click.echo(f"holdfast: there is no operation {key!r}", err=True)
-        sys.exit(1)
+        fail(f"there is no operation {key!r}")
     return record
 
 
-def _for_programs(record: Any) -> dict[str, Any]:
+def _as_json(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in FIELDS}
 
 
-def _error(record: Any) -> str | None:
+def _result(state: Any) -> Any:
+    """The result in JSON, bytes in hex; None if the log does not keep it."""
+    value = state.value if state.kept else None
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _error_text(record: Any) -> str | None:
     return None if not record.error else f"{record.error.get('type')}: {record.error.get('message')}"
 
 
-def _at(microseconds: int) -> datetime:
+def _to_datetime(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
 
-def _ago(seconds: float | None) -> datetime | None:
+def _seconds_ago(seconds: float | None) -> datetime | None:
     try:
         return None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
     except (OverflowError, ValueError):

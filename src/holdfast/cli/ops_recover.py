@@ -1,28 +1,23 @@
-"""holdfast ops recover, reset and rollback: mending what was left half done, under governance."""
+"""holdfast ops recover, reset and rollback: complete or undo operations that a crashed owner left partial."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import acting, connected
+from holdfast.cli.app import actor_option, open_client, reason_option
 
 if TYPE_CHECKING:
     from holdfast import Client
 
-_registering = click.option("--with", "register", metavar="MODULE:FUNCTION",
-                            help="Called with the client first: it registers rollbacks and probes.")  # fmt: skip
-
-
-def recorded(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")(acting(command))
+_register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
+                                help="Called with the client first: it registers rollbacks and probes.")  # fmt: skip
 
 
 @click.command()
-@_registering
+@_register_option
 @click.pass_context
 def recover(context: click.Context, register: str | None) -> None:
     """Finish or roll back what was left half done.
@@ -35,37 +30,39 @@ def recover(context: click.Context, register: str | None) -> None:
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
+    with open_client(context) as client:
         _register(client, register)
         outcomes = client.operations.recover()
-        left = client.operations.list(status="partial", most=10_000)
+        partial = client.operations.list(status="partial", most=10_000)
     for key, outcome in outcomes.items():
         click.echo(f"{output.clean(key)}: {output.clean(outcome)}")
-    click.echo(f"{len(outcomes)} recovered, {len(left)} left", err=True)
-    sys.exit(1 if left else 0)
+    click.echo(f"{len(outcomes)} recovered, {len(partial)} left", err=True)
+    sys.exit(1 if partial else 0)
 
 
 @click.command()
 @click.argument("key")
-@recorded
+@reason_option
+@actor_option
 @click.pass_context
 def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
     """Let an operation be tried again, as if it were new.
 
     Its history stays, and says who reset it and why. This is the governed command `holdfast do operation.reset`. Exit
-    code 1 when there is no such operation, or somebody is at it.
+    code 1 when there is no such operation, or it is running.
 
     \b
     Example:
       holdfast ops reset charge:42 --reason "the bank says that it never arrived"
     """
-    govern(context, "operation.reset", {"key": key}, actor, reason)
+    run_and_report(context, "operation.reset", {"key": key}, actor, reason)
 
 
 @click.command()
 @click.argument("key")
-@_registering
-@recorded
+@_register_option
+@reason_option
+@actor_option
 @click.pass_context
 def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str) -> None:
     """Undo an operation, with the function that was registered for it.
@@ -77,27 +74,28 @@ def rollback(context: click.Context, key: str, register: str | None, reason: str
     Example:
       holdfast ops rollback publish:7 --with shop.operations:register --reason "wrong prices"
     """
-    govern(context, "operation.rollback", {"key": key}, actor, reason, register)
+    run_and_report(context, "operation.rollback", {"key": key}, actor, reason, register)
 
 
-def govern(
-    context: click.Context, command: str, given: dict[str, Any], actor: str, reason: str,
+def run_and_report(
+    context: click.Context, command: str, parameters: dict[str, Any], actor: str, reason: str,
     register: str | None = None,
 ) -> None:  # fmt: skip
-    """Run a governed command under a name of its own."""
+    """Run a governed command and print its changes. ``register``: the value of --with."""
     from holdfast.cli import output
-    from holdfast.cli.do import governed
+    from holdfast.cli.do import run_governed
 
-    with connected(context) as client:
+    with open_client(context) as client:
         _register(client, register)
-        outcome = governed(client, command, given, actor=actor, reason=reason)
+        outcome = run_governed(client, command, parameters, actor=actor, reason=reason)
     for line in outcome.changes:
         click.echo(output.clean(line))
     click.echo(f"{command} done; recorded: {output.clean(actor)}: {output.clean(reason)}")
 
 
 def _register(client: Client, where: str | None) -> None:
-    """Call the user's function that says what undoes what: it is theirs, and this is another process."""
+    """Call MODULE:FUNCTION with the client: rollbacks and probes are functions of the user's program, and this is
+    another process. Raises UsageError if there is no such function."""
     if where is None:
         return
     from importlib import import_module

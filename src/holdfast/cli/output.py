@@ -1,6 +1,6 @@
 """What commands print: columns where they fit, else a block for each row; plain text in a pipe, never markup.
 
-Imports rich, so it is itself imported inside the commands that print.
+It imports rich, so commands import it when they run.
 """
 
 from __future__ import annotations
@@ -13,39 +13,41 @@ from datetime import UTC, datetime
 from io import TextIOWrapper
 from typing import Any
 
+import click
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 _GAP = "  "
 _NARROWEST = 24
+"""Columns that a wrapped text needs beside its head; with fewer it goes below."""
 
 
-def console() -> Console:
-    """For stdout. Colours only on a terminal, and not with NO_COLOR; what the encoding lacks is escaped. COLUMNS is
-    heeded when it is a width."""
-    asked = os.environ.get("COLUMNS", "")
-    if not asked.isdecimal() or int(asked) == 0:
+def make_console() -> Console:
+    """A console for stdout. It has colours on a terminal only, and not with NO_COLOR; it escapes characters that the
+    encoding lacks; it uses COLUMNS if that is a width."""
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdecimal() or int(columns) == 0:
         os.environ.pop("COLUMNS", None)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def width(where: Console) -> int | None:
-    """How much fits on a line. In a pipe a line is as long as it needs to be, unless COLUMNS says otherwise."""
-    return where.width if where.is_terminal or "COLUMNS" in os.environ else None
+def line_width(console: Console) -> int | None:
+    """None in a pipe without COLUMNS: lines may have any length."""
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else None
 
 
 def clean(value: object) -> str:
-    """As one line that cannot move the cursor, whatever a holder called itself: unprintable characters are escaped."""
+    """One line that cannot move the cursor: unprintable characters, as in a holder's label, are escaped."""
     if value is None or value == "":
         return "-"
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
 
 
-def span(seconds: float) -> str:
-    """A length of time, in the two units that matter."""
+def format_duration(seconds: float) -> str:
+    """A duration in its two largest units."""
     if seconds < 10:
         return f"{max(seconds, 0.0):.1f} s"
     whole = round(seconds)
@@ -55,12 +57,13 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
-def moment(when: datetime) -> str:
+def format_time(when: datetime) -> str:
+    """A time in UTC, to the second."""
     return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def for_programs(value: Any, *, indent: int | None = 2) -> str:
-    """JSON, in ASCII: safe on every terminal. Times are ISO 8601 in UTC."""
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON in ASCII, which every terminal can show. Times are ISO 8601 in UTC."""
 
     def default(other: object) -> str:
         if isinstance(other, datetime):
@@ -70,49 +73,59 @@ def for_programs(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, default=default)
 
 
-def listing(where: Console, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Text]:
-    """Lines: columns with a heading, or blocks if those would be too wide. The first title names a row."""
+def print_json(value: Any) -> None:
+    click.echo(to_json(value))
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    console = make_console()
+    print_lines(console, render_table(console, titles, rows))
+
+
+def render_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Text]:
+    """The lines of a table: columns with a heading, or a block for each row if those would be too wide. The first
+    column names a row."""
     cells = [[clean(value) for value in row] for row in rows]
-    room = width(where)
+    room = line_width(console)
     widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
     if room is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        return list(_blocks(where, titles, cells))
+        return list(_blocks(console, titles, cells))
     head = Text(_columns(titles, widths), "bold")
     return [head, *(Text(_columns(row, widths)) for row in cells)]
 
 
-def hanging(where: Console, head: Text, text: str) -> list[Text]:
-    """``text`` beside ``head``; what does not fit goes on below its own first word, or all of it below the head where
-    too little room is left beside it."""
-    room = width(where)
+def wrap(console: Console, head: Text, text: str) -> list[Text]:
+    """``text`` beside ``head``, wrapped below its own first word; or below the head, where that leaves too little
+    room."""
+    room = line_width(console)
     if room is None:
         return [Text.assemble(head, text)]
     if room - head.cell_len < _NARROWEST:
-        above = head.wrap(where, room, overflow="fold") if head.plain.strip() else ()
-        wrapped = Text(text).wrap(where, max(room - len(_GAP), 1), overflow="fold")
+        above = head.wrap(console, room, overflow="fold") if head.plain.strip() else ()
+        wrapped = Text(text).wrap(console, max(room - len(_GAP), 1), overflow="fold")
         return [*above, *(Text.assemble(_GAP, line) for line in wrapped)]
-    wrapped = Text(text).wrap(where, room - head.cell_len, overflow="fold")
+    wrapped = Text(text).wrap(console, room - head.cell_len, overflow="fold")
     below = " " * head.cell_len
     return [Text.assemble(below if number else head, line) for number, line in enumerate(wrapped)]
 
 
-def show(where: Console, lines: Iterable[Text]) -> None:
+def print_lines(console: Console, lines: Iterable[Text]) -> None:
     for line in lines:
         line.rstrip()
-        where.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
-    return _GAP.join(cell + " " * (room - cell_len(cell)) for cell, room in zip(row, widths, strict=True)).rstrip()
+    return _GAP.join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _blocks(where: Console, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[Text]:
-    label = max(map(cell_len, titles[1:]))
+def _blocks(console: Console, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[Text]:
+    label_width = max(map(cell_len, titles[1:]))
     for number, (name, *values) in enumerate(cells):
         if number:
             yield Text("")
-        for line in hanging(where, Text(""), name):
+        for line in wrap(console, Text(""), name):
             line.stylize("bold")
             yield line
         for title, value in zip(titles[1:], values, strict=True):
-            yield from hanging(where, Text(f"{_GAP}{title:<{label}}{_GAP}"), value)
+            yield from wrap(console, Text(f"{_GAP}{title:<{label_width}}{_GAP}"), value)

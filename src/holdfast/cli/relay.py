@@ -1,19 +1,16 @@
-"""holdfast relay: run one, see how far each has come, and what its sink refused."""
+"""holdfast relay: run a relay, list relays and their lag, and the events that a sink refused."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Any
 
 import click
 
-from holdfast.cli.app import acting, connected
+from holdfast.cli.app import actor_option, json_option, limit_option, open_client, reason_option
 
 TITLES = ("relay", "runs at", "told", "waiting", "lag", "parked", "problem")
-PARKED = ("event", "type", "operation", "dataset", "tries", "parked (UTC)", "again", "problem")
-
-_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+PARKED_TITLES = ("event", "type", "operation", "dataset", "tries", "parked (UTC)", "again", "problem")
 
 
 @click.group()
@@ -53,17 +50,17 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
     """
     from holdfast.lineage.sinks import open_sink
 
-    sys.path.append("")  # at the end: nothing of this folder stands in for what is installed
-    with connected(context) as client:
-        made = client.relay(name, open_sink(sink), tries=tries, poll=poll)
+    sys.path.append("")  # at the end, so that no module of this folder replaces an installed one
+    with open_client(context) as client:
+        worker = client.relay(name, open_sink(sink), tries=tries, poll=poll)
         if once:
-            click.echo(f"{made.step()} events told", err=True)
+            click.echo(f"{worker.step()} events told", err=True)
         else:
-            made.run(signals=True)
+            worker.run(signals=True)
 
 
 @relay.command()
-@_json
+@json_option
 @click.pass_context
 def ls(context: click.Context, as_json: bool) -> None:
     """Show every relay: who runs it, and what waits for it.
@@ -74,26 +71,25 @@ def ls(context: click.Context, as_json: bool) -> None:
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        found = client.relays.list()
+    with open_client(context) as client:
+        records = client.relays.list()
     if as_json:
-        click.echo(output.for_programs([asdict(each) for each in found]))
-    elif found:
+        output.print_json([asdict(record) for record in records])
+    elif records:
         rows = [
-            (each.name, each.holder, each.told, each.entries, output.span(each.lag), each.parked, each.problem)
-            for each in found
-        ]
-        console = output.console()
-        output.show(console, output.listing(console, TITLES, rows))
+            (record.name, record.holder, record.told, record.entries, output.format_duration(record.lag),
+             record.parked, record.problem)
+            for record in records
+        ]  # fmt: skip
+        output.print_table(TITLES, rows)
     else:
         click.echo("no relay was ever run", err=True)
 
 
 @relay.command()
 @click.argument("name")
-@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
-              help="Show at most so many.")  # fmt: skip
-@_json
+@limit_option(20)
+@json_option
 @click.pass_context
 def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
     """Show what its sink refused, the oldest first.
@@ -104,19 +100,17 @@ def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        found = client.relays.parked(name, most=most)
+    with open_client(context) as client:
+        records = client.relays.parked(name, most=most)
     if as_json:
-        told: list[dict[str, Any]] = [{**asdict(each), "event": each.event.as_dict()} for each in found]
-        click.echo(output.for_programs(told))
-    elif found:
+        output.print_json([{**asdict(record), "event": record.event.as_dict()} for record in records])
+    elif records:
         rows = [
-            (each.id, each.event.type, each.event.label, each.event.dataset, each.tries, output.moment(each.parked_at),
-             "yes" if each.again else "no", each.problem)
-            for each in found
+            (record.id, record.event.type, record.event.label, record.event.dataset, record.tries,
+             output.format_time(record.parked_at), "yes" if record.again else "no", record.problem)
+            for record in records
         ]  # fmt: skip
-        console = output.console()
-        output.show(console, output.listing(console, PARKED, rows))
+        output.print_table(PARKED_TITLES, rows)
     else:
         click.echo(f"nothing of relay {name!r} is parked", err=True)
 
@@ -134,17 +128,17 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
     Example:
       holdfast relay retry catalogue
     """
-    with connected(context) as client:
-        asked = client.relays.retry(name, event)
+    with open_client(context) as client:
+        count = client.relays.retry(name, event)
     nothing = f"nothing of relay {name!r} is parked" + (f" as {event!r}" if event else "")
-    click.echo(f"{asked} to be told again" if asked else nothing, err=True)
-    sys.exit(0 if asked else 1)
+    click.echo(f"{count} to be told again" if count else nothing, err=True)
+    sys.exit(0 if count else 1)
 
 
 @relay.command()
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
-@acting
+@reason_option
+@actor_option
 @click.pass_context
 def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
     """Forget a relay that nobody runs any more.
@@ -156,7 +150,7 @@ def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
     Example:
       holdfast relay rm old-catalogue --reason "moved to the new one"
     """
-    with connected(context) as client:
+    with open_client(context) as client:
         removed = client.relays.remove(name, actor=actor, reason=reason)
     click.echo("removed" if removed else f"holdfast: there is no relay {name!r}", err=True)
     sys.exit(0 if removed else 1)

@@ -1,14 +1,13 @@
-"""holdfast reviews: operations that somebody has to look at, and what they say."""
+"""holdfast reviews: operations that need a decision before they are tried again, and the decision."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 
 import click
 
-from holdfast.cli.app import connected
-from holdfast.cli.ops_recover import govern, recorded
+from holdfast.cli.app import actor_option, fail, json_option, limit_option, open_client, reason_option
+from holdfast.cli.ops_recover import run_and_report
 
 STATUSES = ("open", "approved", "rejected", "reset", "done")
 TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC)", "detail")
@@ -31,9 +30,8 @@ def reviews() -> None:
 @reviews.command()
 @click.option("--status", type=click.Choice([*STATUSES, "all"]), default="open", show_default=True,
               help="Only those.")  # fmt: skip
-@click.option("--most", type=click.IntRange(1, 10_000), default=100, show_default=True, metavar="N",
-              help="Show at most so many.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@limit_option(100)
+@json_option
 @click.pass_context
 def ls(context: click.Context, status: str, most: int, as_json: bool) -> None:
     """Show reviews, the oldest first.
@@ -45,24 +43,24 @@ def ls(context: click.Context, status: str, most: int, as_json: bool) -> None:
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        found = client.reviews.list(status=None if status == "all" else status, most=most)
+    with open_client(context) as client:
+        records = client.reviews.list(status=None if status == "all" else status, most=most)
     if as_json:
-        click.echo(output.for_programs([asdict(each) for each in found]))
-    elif found:
+        output.print_json([asdict(review) for review in records])
+    elif records:
         rows = [
-            (each.id, each.label, each.dataset, each.reason, each.status, output.moment(each.opened_at), each.detail)
-            for each in found
-        ]
-        console = output.console()
-        output.show(console, output.listing(console, TITLES, rows))
+            (review.id, review.label, review.dataset, review.reason, review.status,
+             output.format_time(review.opened_at), review.detail)
+            for review in records
+        ]  # fmt: skip
+        output.print_table(TITLES, rows)
     else:
         click.echo("nothing is up for review" if status == "open" else "there is no such review", err=True)
 
 
 @reviews.command()
 @click.argument("number", type=int)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def show(context: click.Context, number: int, as_json: bool) -> None:
     """Show one review. Exit code 1 when there is no such review.
@@ -73,22 +71,21 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
     """
     from holdfast.cli import output
 
-    with connected(context) as client:
-        record = client.reviews.get(number)
-    if record is None:
-        click.echo(f"holdfast: there is no review {number}", err=True)
-        sys.exit(1)
+    with open_client(context) as client:
+        review = client.reviews.get(number)
+    if review is None:
+        fail(f"there is no review {number}")
     if as_json:
-        click.echo(output.for_programs(asdict(record)))
+        output.print_json(asdict(review))
         return
-    facts = [(name.replace("_", " "), value) for name, value in asdict(record).items() if value is not None]
-    console = output.console()
-    output.show(console, output.listing(console, ("what", "value"), facts))
+    fields = [(name.replace("_", " "), value) for name, value in asdict(review).items() if value is not None]
+    output.print_table(("what", "value"), fields)
 
 
 @reviews.command()
 @click.argument("number", type=int)
-@recorded
+@reason_option
+@actor_option
 @click.pass_context
 def approve(context: click.Context, number: int, reason: str, actor: str) -> None:
     """Let the operation be tried once more, by whoever asks next.
@@ -100,12 +97,13 @@ def approve(context: click.Context, number: int, reason: str, actor: str) -> Non
     Example:
       holdfast reviews approve 7 --reason "the council agreed on Monday"
     """
-    govern(context, "review.approve", {"number": number}, actor, reason)
+    run_and_report(context, "review.approve", {"number": number}, actor, reason)
 
 
 @reviews.command()
 @click.argument("number", type=int)
-@recorded
+@reason_option
+@actor_option
 @click.pass_context
 def reject(context: click.Context, number: int, reason: str, actor: str) -> None:
     """Have the operation refused until it is reset.
@@ -117,4 +115,4 @@ def reject(context: click.Context, number: int, reason: str, actor: str) -> None
     Example:
       holdfast reviews reject 7 --reason "the council did not agree"
     """
-    govern(context, "review.reject", {"number": number}, actor, reason)
+    run_and_report(context, "review.reject", {"number": number}, actor, reason)

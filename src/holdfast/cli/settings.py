@@ -1,5 +1,5 @@
-"""Where the database is: --url, else HOLDFAST_URL, else holdfast.toml in this folder, else a file here, said aloud.
-And what else holdfast.toml says: what may be done to which datasets, how the gateway is set up."""
+"""Where the database is: --url, else HOLDFAST_URL, else ``url`` in ./holdfast.toml, else ./holdfast.db, with a notice
+on stderr. And the other tables of holdfast.toml: the policy of datasets, and the gateway."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ CONFIG = "holdfast.toml"
 
 
 def database(url: str | None, schema: str | None) -> tuple[str, str]:
-    """The URL and the schema. ValueError when holdfast.toml cannot be understood, or the first that is set is empty: an
-    empty variable, or a link to nowhere, is somebody's mistake, and a file of one's own would elect a leader on every
-    machine."""
-    from_file = _read() if os.path.lexists(CONFIG) else {}
+    """The URL and the schema. Raises ValueError when holdfast.toml is invalid, or the first setting found is empty.
+
+    An empty setting, or a dangling link in place of holdfast.toml, is an error and never falls back to the default
+    file, which would elect a leader on every machine.
+    """
+    config = _read_config() if os.path.lexists(CONFIG) else {}
     if url and _has_password(url):
-        _say("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
-    url = _first("url", url, from_file)
+        _warn("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
+    url = _first_setting("url", url, config)
     if url is None:
         url = DEFAULT_URL
-        _say(f"no --url, no HOLDFAST_URL, no url in {CONFIG}: using {url} in this folder")
-    return url, _first("schema", schema, from_file) or "holdfast"
+        _warn(f"no --url, no HOLDFAST_URL, no url in {CONFIG}: using {url} in this folder")
+    return url, _first_setting("schema", schema, config) or "holdfast"
 
 
 def policy() -> Policy | None:
-    """What holdfast.toml declares of datasets, if it does. ValueError with all that is wrong with it."""
-    if not os.path.lexists(CONFIG) or "datasets" not in _read():
+    """The policy of the datasets in holdfast.toml, if it has any. Raises ValueError with all of its mistakes."""
+    if not os.path.lexists(CONFIG) or "datasets" not in _read_config():
         return None
     import holdfast
 
@@ -38,42 +40,43 @@ def policy() -> Policy | None:
 
 
 def gateway() -> dict[str, Any]:
-    """The table [gateway] of holdfast.toml, as it is."""
-    table: dict[str, Any] = _read().get("gateway", {}) if os.path.lexists(CONFIG) else {}
+    """The table [gateway] of holdfast.toml, unchecked."""
+    table: dict[str, Any] = _read_config().get("gateway", {}) if os.path.lexists(CONFIG) else {}
     return table
 
 
-def _first(key: str, option: str | None, from_file: dict[str, Any]) -> str | None:
-    """Of those that are set."""
-    variable = f"HOLDFAST_{key.upper()}"
-    places = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", from_file.get(key)))
-    for place, value in places:
-        if value is not None and not value.strip():
-            raise ValueError(f"{place} is empty: say which, or leave it out altogether")
-        if value is not None:
-            return value.strip()
-    return None
-
-
 def absolute_url(url: str) -> str:
-    """The same database for a process in another folder."""
+    """The URL with an absolute path, if it is that of an SQLite file: for a process in another folder."""
     scheme, _, rest = url.partition("://")
     if scheme.partition("+")[0].lower() != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
         return url
-    here = os.getcwd().replace("%", "%25").replace("?", "%3F")
-    return f"{scheme}:///{here}{rest}"
+    folder = os.getcwd().replace("%", "%25").replace("?", "%3F")
+    return f"{scheme}:///{folder}{rest}"
+
+
+def _first_setting(key: str, option: str | None, config: dict[str, Any]) -> str | None:
+    """The option, else the environment variable, else the file's. Raises ValueError if that one is empty."""
+    variable = f"HOLDFAST_{key.upper()}"
+    sources = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", config.get(key)))
+    for source, value in sources:
+        if value is not None and not value.strip():
+            raise ValueError(f"{source} is empty: set it, or leave it out altogether")
+        if value is not None:
+            return value.strip()
+    return None
 
 
 def _has_password(url: str) -> bool:
     return ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0] or "password=" in url
 
 
-def _say(line: str) -> None:
-    if sys.stderr is not None:
+def _warn(line: str) -> None:
+    if sys.stderr is not None:  # None: closed before Python started
         print(f"holdfast: {line}", file=sys.stderr)
 
 
-def _read() -> dict[str, Any]:
+def _read_config() -> dict[str, Any]:
+    """Raises ValueError if holdfast.toml cannot be read, or has unknown keys or wrong types."""
     import tomllib
 
     try:
@@ -88,6 +91,6 @@ def _read() -> dict[str, Any]:
     if not isinstance(table.get("gateway", {}), dict):
         raise ValueError(f"gateway in {CONFIG} must be a table: [gateway]")
     for key in ("url", "schema"):
-        if not isinstance(table.get(key, ""), str):  # its value is not repeated: a password may be in it
+        if not isinstance(table.get(key, ""), str):  # the message does not repeat the value: it may hold a password
             raise ValueError(f"{key} in {CONFIG} must be a string, not {type(table[key]).__name__}")
     return table

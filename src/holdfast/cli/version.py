@@ -8,10 +8,11 @@ import platform
 import click
 
 import holdfast
+from holdfast.cli.app import json_option
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def version(as_json: bool) -> None:
     """Show the versions of holdfast and what it stands on.
 
@@ -23,7 +24,7 @@ def version(as_json: bool) -> None:
     """
     import sqlite3
 
-    found: dict[str, str | None] = {
+    versions: dict[str, str | None] = {
         "holdfast": holdfast.__version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
@@ -33,14 +34,14 @@ def version(as_json: bool) -> None:
     try:
         import psycopg
 
-        found["psycopg"], found["libpq"] = psycopg.__version__, psycopg.pq.version_pretty(psycopg.pq.version())
+        versions["psycopg"], versions["libpq"] = psycopg.__version__, psycopg.pq.version_pretty(psycopg.pq.version())
     except ImportError:
         pass
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(versions, indent=2))
         return
-    for name, number in found.items():
+    for name, number in versions.items():
         if number is not None:
             click.echo(f"{name:<9}{number}")
-    if found["psycopg"] is None:
-        click.echo("psycopg  not there: for PostgreSQL, pip install 'holdfast[postgres]'")
+    if versions["psycopg"] is None:
+        click.echo("psycopg  not installed: for PostgreSQL, pip install 'holdfast[postgres]'")

@@ -1,4 +1,4 @@
-"""--watch: a listing again and again, live on a terminal, in a pipe whenever it says something new."""
+"""--watch: fetch a listing again and again. A terminal shows a live view; a pipe gets the listing when it changes."""
 
 from __future__ import annotations
 
@@ -18,85 +18,89 @@ from rich.text import Text
 import holdfast
 from holdfast.cli import output
 
-Found = list[Any]
+Records = list[Any]
 
 
 @dataclass(frozen=True)
 class View:
-    """What to look at, and how to show it. ``gist`` is what must differ for a pipe to be told anew."""
+    """What is fetched, and how it is shown."""
 
-    look: Callable[[], Found]
-    listing: Callable[[Console, Found], list[Text]]
-    gist: Callable[[Found], object]
-    count: Callable[[Found], str]
-    for_programs: Callable[[Found], Found] = list
+    fetch: Callable[[], Records]
+    render: Callable[[Console, Records], list[Text]]
+    identity: Callable[[Records], object]
+    """A pipe gets the records again when this differs. It leaves out ages and times."""
+    count: Callable[[Records], str]
+    as_json: Callable[[Records], Records] = list
 
 
 def watch(view: View, every: float, as_json: bool) -> None:
-    """Until Ctrl-C."""
-    console = output.console()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the cursor comes back
+    """Returns on Ctrl-C, or when the reader of the pipe has closed it. Raises EngineError if the first fetch fails."""
+    console = output.make_console()
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # exits through Live, which shows the cursor
     try:
         if console.is_terminal and not as_json:
-            _live(console, view, every)
+            _show_live(console, view, every)
         else:
-            _changes(console, view, every, as_json)
+            _print_changes(console, view, every, as_json)
     except KeyboardInterrupt:
         pass
 
 
-def _looks(view: View, every: float) -> Iterator[tuple[Found, str | None]]:
-    """Once it has answered, a database that is away is waited for: it may fail over."""
-    found, problem = view.look(), None
+def _fetch_repeatedly(view: View, every: float) -> Iterator[tuple[Records, str | None]]:
+    """The latest records, and the error of the last fetch. Only the first fetch raises: later ones are retried, because
+    the database may fail over."""
+    records, problem = view.fetch(), None
     while True:
-        yield found, problem
-        if not _is_read(every):
+        yield records, problem
+        if not _wait(every):
             return
         try:
-            found, problem = view.look(), None
+            records, problem = view.fetch(), None
         except holdfast.EngineError as error:
             problem = str(error)
 
 
-def _is_read(seconds: float) -> bool:
-    """Whether somebody is still there to read after that time. Whoever reads a pipe may have had enough, as ``head``,
-    and nothing would tell us before the next change, which may be tomorrow."""
+def _wait(seconds: float) -> bool:
+    """Wait, and return whether stdout is still read. A reader such as ``head`` may close the pipe long before the next
+    change would be written to it."""
     try:
         poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)  # errors and hanging up are told in any case
+        poll.register(sys.stdout.fileno(), 0)  # errors and hang-ups are reported without being asked for
     except (AttributeError, OSError):  # not on Windows
         time.sleep(seconds)
         return True
     return not poll.poll(seconds * 1000)
 
 
-def _live(console: Console, view: View, every: float) -> None:
+def _show_live(console: Console, view: View, every: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    seen = datetime.now(UTC)
+    fetched_at = datetime.now(UTC)
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        for found, problem in _looks(view, every):
-            seen = seen if problem else datetime.now(UTC)
-            lines = view.listing(console, found) if found else []
-            title = f"{view.count(found)} at {output.moment(seen)} UTC"
-            below = output.hanging(console, Text(""), output.clean(problem)) if problem else []
+        for records, problem in _fetch_repeatedly(view, every):
+            fetched_at = fetched_at if problem else datetime.now(UTC)
+            lines = view.render(console, records) if records else []
+            title = f"{view.count(records)} at {output.format_time(fetched_at)} UTC"
+            below = output.wrap(console, Text(""), output.clean(problem)) if problem else []
             live.update(Group(Text(title, "dim"), *lines, *below), refresh=True)
 
 
-def _changes(console: Console, view: View, every: float, as_json: bool) -> None:
-    known: object = None
-    trouble = False
-    for found, problem in _looks(view, every):
-        if problem and not trouble:
+def _print_changes(console: Console, view: View, every: float, as_json: bool) -> None:
+    printed: object = None
+    had_problem = False
+    for records, problem in _fetch_repeatedly(view, every):
+        if problem and not had_problem:
             click.echo(f"holdfast: {output.clean(problem)}; looking again every {every:g} s", err=True)
-        trouble = problem is not None
-        gist = view.gist(found)
-        if gist == known:
+        had_problem = problem is not None
+        identity = view.identity(records)
+        if identity == printed:
             continue
-        known = gist
+        printed = identity
         if as_json:
-            click.echo(output.for_programs(view.for_programs(found), indent=None))
+            click.echo(output.to_json(view.as_json(records), indent=None))
         else:
-            title = Text(f"{output.moment(datetime.now(UTC))} UTC: {view.count(found)}")
-            output.show(console, [title, *(view.listing(console, found) if found else []), Text("")])
+            title = Text(f"{output.format_time(datetime.now(UTC))} UTC: {view.count(records)}")
+            output.print_lines(console, [title, *(view.render(console, records) if records else []), Text("")])

@@ -1,13 +1,12 @@
-"""holdfast ops export: what the log says of an operation or a dataset, as a document for others."""
+"""holdfast ops export: the log of an operation or a dataset as a PROV, DCAT or STAC document."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected
+from holdfast.cli.app import fail, open_client
 
 if TYPE_CHECKING:
     from holdfast import Event
@@ -34,29 +33,28 @@ def export(context: click.Context, key: str | None, dataset: str | None, form: s
     """
     if (key is None) == (dataset is None):
         raise click.UsageError("say which: KEY, or --dataset NAME")
-    with connected(context) as client:
+    with open_client(context) as client:
         events = list(client.relays.events(key, dataset=dataset))
+    if not events:
+        fail(f"the log has nothing of {f'operation {key!r}' if key else f'dataset {dataset!r}'}")
     try:
-        if not events:
-            raise LookupError(f"the log has nothing of {f'operation {key!r}' if key else f'dataset {dataset!r}'}")
-        click.echo(_made(form, events, dataset).rstrip("\n"))
-    except LookupError as error:
-        click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        click.echo(_render(form, events, dataset).rstrip("\n"))
+    except LookupError as error:  # a catalogue, and nothing of it has succeeded
+        fail(str(error))
     except ModuleNotFoundError as error:
         raise click.UsageError(f"{error.name} is not installed: pip install 'holdfast[prov]'") from None
 
 
-def _made(form: str, events: list[Event], dataset: str | None) -> str:
+def _render(form: str, events: list[Event], dataset: str | None) -> str:
     from holdfast.cli import output
     from holdfast.lineage import exports, prov
 
-    made: Any
+    document: Any
     if form in ("prov", "turtle"):
-        made = prov.document(events)
-        return prov.turtle(made) if form == "turtle" else output.for_programs(made)
+        document = prov.document(events)
+        return prov.turtle(document) if form == "turtle" else output.to_json(document)
     if form == "dcat":
-        made = exports.dcat(events, dataset)
+        document = exports.dcat(events, dataset)
     else:
-        made = exports.stac_item(events) if dataset is None else exports.stac_collection(events, dataset)
-    return output.for_programs(made)
+        document = exports.stac_item(events) if dataset is None else exports.stac_collection(events, dataset)
+    return output.to_json(document)
