@@ -1,4 +1,4 @@
-"""The console script as people meet it: a process of its own, in a pipe or on a terminal of a given width."""
+"""The console script as a process: in a pipe, or on a terminal of a given width."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from tests.fork_server import finish
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "json"
 SCRIPT = str(Path(sys.executable).with_name("holdfast"))
-PROGRAM = "import sys; from holdfast.cli import main; sys.exit(main())"  # which is all there is in the script
+PROGRAM = "import sys; from holdfast.cli import main; sys.exit(main())"  # as in the script
 SERVED = ("fastapi", "jinja2", "uvicorn")
-"""What `holdfast serve` imports besides: two seconds of a processor."""
-_OURS = ("HOLDFAST_", "_HOLDFAST_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_", "TERM", "PG")
+"""Modules that `holdfast serve` imports as well: they take two seconds of CPU time."""
+_LEFT_OUT = ("HOLDFAST_", "_HOLDFAST_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_", "TERM", "PG")
 
 Finished = subprocess.CompletedProcess[str]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours without what would change the output."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+    """The environment of the tests without the variables that would change the output."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_LEFT_OUT)}
     return {**kept, "TERM": "xterm-256color", **more}
 
 
 def call(*arguments: str, cwd: Path | None = None, **more: str) -> Finished:
-    """Run it in a pipe, to its end. Whatever happens, nobody is shown a traceback."""
+    """Run it in a pipe, to its end. Fails if it prints a traceback."""
     done = _finish([SCRIPT, *arguments], cwd, environment(**more), SERVED if "serve" in arguments else ())
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
 def _finish(command: list[str], cwd: Path | None, env: dict[str, str], also: tuple[str, ...]) -> Finished:
-    """With its imports done, unless it is told what an interpreter reads when it begins."""
+    """Forked from a process that has done its imports; with PYTHON* variables, in an interpreter of its own."""
     if any(name.startswith("PYTHON") and value != os.environ.get(name) for name, value in env.items()):
         return subprocess.run(
             command, capture_output=True, text=True, encoding="utf-8", timeout=PATIENCE * 2, check=False, cwd=cwd,
@@ -57,14 +57,14 @@ def _finish(command: list[str], cwd: Path | None, env: dict[str, str], also: tup
 
 
 def ask(*arguments: str, cwd: Path | None = None, **more: str) -> str:
-    """What it answers on stdout, when all is well."""
+    """Its stdout. Fails unless its exit code is 0."""
     done = call(*arguments, cwd=cwd, **more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def valid(schema: str, text: str) -> Any:
-    """The JSON in ``text``, which is as the documents say."""
+    """The JSON in ``text``. Fails unless it is valid by the schema in docs/reference/json."""
     value = json.loads(text)
     rules = json.loads((SCHEMAS / f"{schema}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(rules).validate(value)
@@ -72,7 +72,7 @@ def valid(schema: str, text: str) -> Any:
 
 
 class Running:
-    """It goes on until it is told to stop: in a pipe, or on a terminal that is ``columns`` wide."""
+    """A command that runs until it is ended: in a pipe, or on a terminal of ``columns`` columns."""
 
     def __init__(self, *arguments: str, columns: int | None = None, cwd: Path | None = None, **more: str) -> None:
         self.text = ""
@@ -92,7 +92,7 @@ class Running:
         try:
             while received := os.read(self._output, 65536):
                 self.text += received.decode("utf-8", "replace")
-        except OSError:  # how a terminal says that nobody writes to it any more
+        except OSError:  # the end of a terminal: no process writes to it any more
             pass
 
     def until_it_says(self, text: str) -> None:
@@ -100,7 +100,7 @@ class Running:
         assert text in self.text, f"it ended with {self.process.returncode}, having said {self.text!r}"
 
     def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
-        """Its exit code and what it said on stderr; ``text`` is complete then."""
+        """Its exit code and stderr; ``text`` is complete then."""
         if number is not None:
             self.process.send_signal(number)
         _, problems = self.process.communicate(timeout=PATIENCE)
@@ -121,7 +121,7 @@ class Running:
 
 
 def on_terminal(*arguments: str, columns: int, cwd: Path | None = None, **more: str) -> str:
-    """What a terminal of that width is sent, when all is well."""
+    """What it writes to a terminal of that width. Fails unless its exit code is 0."""
     with Running(*arguments, columns=columns, cwd=cwd, **more) as running:
         code, problems = running.end()
         assert code == 0, problems
@@ -133,7 +133,7 @@ def at(url: str, *arguments: str) -> tuple[str, ...]:
 
 
 def columns_of(text: str) -> list[Mapping[str, str]]:
-    """The rows of a listing, by the heading that each column has."""
+    """The rows of a table, by the headings of its columns."""
     head, *lines = text.splitlines()
     starts = [0] + [i for i in range(2, len(head)) if head[i - 2 : i] == "  " and head[i] != " "]
     ends = [*starts[1:], None]

@@ -1,4 +1,4 @@
-"""`holdfast run` as a process, and the processes below it."""
+"""`holdfast run` as a process, its children, and what /proc shows of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fork_server import Forked
 FAMILY = ("sh", "-c", "sleep 1000 & echo $$ $!; wait")
 """A command with a child of its own; it prints both pids."""
 STUBBORN = ("sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo $$ $!; while :; do wait; done")
-"""The same, and neither ends when it is asked to."""
+"""The same, and both ignore TERM, HUP and INT."""
 
 OFTEN = """
 from holdfast.cli import run
@@ -36,7 +36,7 @@ run._run, run.REPORTS = often, 1000
 def finish(
     url: str, *arguments: str | bytes, more: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`holdfast run …`, and how it ended. With ``options`` of ``subprocess.run``, in an interpreter of its own."""
+    """Run `holdfast run …` to its end. With ``options`` of ``subprocess.run`` it has an interpreter of its own."""
     env = environment(HOLDFAST_URL=url, **(more or {}))
     if not options:
         command = [SCRIPT, "run", *map(os.fsdecode, arguments)]
@@ -46,9 +46,9 @@ def finish(
 
 
 class Run:
-    """A `holdfast run` under way, forked off a process that has imported what it needs. Whatever it started is killed
-    at the end of the block. ``before`` is Python that is executed before the command line is. With ``own`` it has an
-    interpreter and a command line of its own, for a process list to show."""
+    """A running `holdfast run`, forked from a process that has imported its modules. It and its children are killed at
+    the end of the block. ``before`` is Python code that runs before the command line. With ``own`` it has an
+    interpreter of its own, so that the process list shows its command line."""
 
     def __init__(
         self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None,
@@ -56,12 +56,14 @@ class Run:
     ) -> None:  # fmt: skip
         words = [SCRIPT, "run", *options, name, "--", *command]
         env = environment(HOLDFAST_URL=url, **(more or {}))
-        (given, giving), (said, saying), (complained, complaining) = os.pipe(), os.pipe(), os.pipe()
-        streams = (given, saying, complaining)
+        stdin, stdin_writer = os.pipe()
+        stdout_reader, stdout = os.pipe()
+        stderr_reader, stderr = os.pipe()
+        streams = (stdin, stdout, stderr)
         self.process: Forked | subprocess.Popen[bytes]
         if own:
             self.process = subprocess.Popen(
-                words, stdin=given, stdout=saying, stderr=complaining, env=env, start_new_session=True
+                words, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True
             )
         else:
             program = f"{before}\n{PROGRAM}"
@@ -70,17 +72,17 @@ class Run:
             os.close(stream)
         self.pid = self.process.pid
         self.family: list[int] = []
-        self._stdin = os.fdopen(giving, "w")
-        self._said: dict[str, queue.SimpleQueue[str]] = {}
-        self._readers = [self._listen("out", os.fdopen(said)), self._listen("err", os.fdopen(complained))]
+        self._stdin = os.fdopen(stdin_writer, "w")
+        self._output: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._output_reader = self._start_reader(os.fdopen(stdout_reader), self._output)
+        self._error_reader = self._start_reader(os.fdopen(stderr_reader), self._errors)
 
-    def _listen(self, name: str, stream: IO[str]) -> threading.Thread:
-        said = self._said[name] = queue.SimpleQueue()
-
+    def _start_reader(self, stream: IO[str], lines: queue.SimpleQueue[str]) -> threading.Thread:
         def read() -> None:
             with stream:
                 for line in stream:
-                    said.put(line.rstrip("\n"))
+                    lines.put(line.rstrip("\n"))
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
@@ -88,20 +90,20 @@ class Run:
 
     def line(self) -> str:
         """The next line that the command prints."""
-        return self._said["out"].get(timeout=PATIENCE)
+        return self._output.get(timeout=PATIENCE)
 
     def say(self, text: str) -> None:
-        """A line for the command to read."""
+        """Write a line that the command reads."""
         self._stdin.write(f"{text}\n")
         self._stdin.flush()
 
     def pids(self) -> list[int]:
-        """The pids that the command prints when it runs."""
+        """The pids that the command prints when it starts."""
         self.family += map(int, self.line().split())
         return self.family
 
     def watchdog(self) -> int:
-        """The pid of the process that holdfast has beside the command, once it leads a session."""
+        """The pid of the watchdog, once it leads a session."""
         leaders: list[int] = []
 
         def is_there() -> bool:
@@ -112,7 +114,7 @@ class Run:
         return leaders[0]
 
     def waits(self) -> None:
-        """Until it has forked the child and its watchdog, and has the threads of a client that asks for the lease."""
+        """Wait until it waits for the lease: child and watchdog are forked, and its client has threads."""
         eventually(lambda: len(children(self.pid)) == 2 and threads(self.pid) > 1, "it waits for the lease")
 
     def terminate(self) -> None:
@@ -122,11 +124,11 @@ class Run:
         return self.process.wait(PATIENCE)
 
     def errors(self) -> str:
-        """All that was said on stderr, once everybody who could say something has ended."""
-        self._readers[1].join(PATIENCE)
+        """All lines on stderr, once every process that could write to it has ended."""
+        self._error_reader.join(PATIENCE)
         lines = []
-        while not self._said["err"].empty():
-            lines.append(self._said["err"].get())
+        while not self._errors.empty():
+            lines.append(self._errors.get())
         return "\n".join(lines)
 
     def __enter__(self) -> Self:
@@ -135,14 +137,14 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        below = [] if self.process.poll() is not None else children(self.pid)
-        for pid in (self.pid, *below, *self.family):
+        own_children = [] if self.process.poll() is not None else children(self.pid)
+        for pid in (self.pid, *own_children, *self.family):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
         with suppress(BrokenPipeError):
             self._stdin.close()
-        for reader in self._readers:
+        for reader in (self._output_reader, self._error_reader):
             reader.join(PATIENCE)
 
 
@@ -154,7 +156,7 @@ def _stat(pid: int | str) -> list[str]:
 
 
 def session(pid: int) -> int | None:
-    """The session that it belongs to; None when there is no such process."""
+    """The session of a process; None when there is no such process."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -169,7 +171,7 @@ def threads(pid: int) -> int:
 
 
 def state(pid: int) -> str:
-    """As in ps: R, S, T, Z …; X when there is none."""
+    """The state as in ps: R, S, T, Z …; X when there is no such process."""
     return _stat(pid)[0]
 
 
@@ -178,20 +180,20 @@ def alive(pid: int) -> bool:
 
 
 def command_lines() -> str:
-    """What everybody on this machine can see of every process."""
+    """The command lines of all processes, which every user of the machine can see."""
     lines = []
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            lines.append(each.read_text(errors="replace").replace("\0", " "))
+            lines.append(path.read_text(errors="replace").replace("\0", " "))
     return "\n".join(lines)
 
 
 def children(pid: int) -> list[int]:
-    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if int(_stat(each.name)[1]) == pid]
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if int(_stat(path.name)[1]) == pid]
 
 
 def gone(pids: Sequence[int]) -> float:
-    """Wait until none of them runs; when that was."""
+    """Wait until none of them runs. Returns the time."""
     deadline = time.monotonic() + PATIENCE
     while any(map(alive, pids)):
         assert time.monotonic() < deadline, f"still there: {[(pid, state(pid)) for pid in pids]}"

@@ -44,10 +44,10 @@ def test_it_passes_and_nothing_stays(either: str) -> None:
 
 
 def test_as_json_it_is_as_its_schema_says(either: str) -> None:
-    found = valid("check", ask(*at(either, "check", "--json")))
-    assert (found["ok"], found["passed"]) == (True, 7)
-    assert [case["number"] for case in found["cases"]] == list(range(1, 8))
-    assert found["cases"][6]["found"].startswith("taken_over with fence ")
+    document = valid("check", ask(*at(either, "check", "--json")))
+    assert (document["ok"], document["passed"]) == (True, 7)
+    assert [case["number"] for case in document["cases"]] == list(range(1, 8))
+    assert document["cases"][6]["found"].startswith("taken_over with fence ")
 
 
 def test_both_flavours_have_the_probe(connect: Callable[..., Any], either: str) -> None:
@@ -85,10 +85,10 @@ def test_an_error_half_way_is_told_and_the_rest_is_not_asked(postgres_url: str) 
     break_release(postgres_url, "plpgsql", "begin raise exception '[bold]broken'; end")
     before = everything(postgres_url)
     done = call(*at(postgres_url, "check", "--json"))
-    found = valid("check", done.stdout)
-    assert (done.returncode, found["passed"]) == (1, 3)
-    assert "[bold]broken" in found["cases"][3]["found"]
-    assert [case["found"] for case in found["cases"][4:]] == ["not asked"] * 3
+    document = valid("check", done.stdout)
+    assert (done.returncode, document["passed"]) == (1, 3)
+    assert "[bold]broken" in document["cases"][3]["found"]
+    assert [case["found"] for case in document["cases"][4:]] == ["not asked"] * 3
     assert everything(postgres_url) == before
     assert "[bold]broken" in call(*at(postgres_url, "check")).stdout
 

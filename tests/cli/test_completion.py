@@ -39,8 +39,8 @@ def test_bash_completes_commands_options_and_choices() -> None:
         [bash, "-c", "\n".join([line, *asks])], capture_output=True, text=True, env={**os.environ, "PATH": path},
         timeout=2 * PATIENCE, check=False,
     )  # fmt: skip
-    found = [set(line.split()) for line in done.stdout.splitlines()]
-    assert (found, done.stderr) == ([*ASKED.values()], "")
+    line_words = [set(line.split()) for line in done.stdout.splitlines()]
+    assert (line_words, done.stderr) == ([*ASKED.values()], "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -51,7 +51,7 @@ def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("ls",), 1, "cannot be reached"),
         (("create", "a"), 2, "COMMAND"),
@@ -60,8 +60,8 @@ def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
         (("fly",), 2, "No such command"),
     ],
 )
-def test_a_mistake_is_a_line_on_stderr(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_a_mistake_is_a_line_on_stderr(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = call("driver", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "holdfast-driver").exists()

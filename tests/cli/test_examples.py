@@ -1,4 +1,4 @@
-"""The examples are what they look like: a crontab, a unit, a CronJob, a script, and `holdfast run` as it is."""
+"""The examples are valid: a crontab, a unit, a CronJob and scripts, and `holdfast run` parses their commands."""
 
 from __future__ import annotations
 

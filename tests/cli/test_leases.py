@@ -38,13 +38,13 @@ def test_ls_as_json_is_as_its_schema_says_and_tells_no_secret(either: str) -> No
         record = client.leases.get("nightly import")
         assert record is not None
         text = ask(*at(either, "ls", "--json"))
-        [found] = valid("ls", text)
-        assert (found["name"], found["holder"], found["fence"]) == ("nightly import", grant.holder, grant.fence)
-        assert abs(datetime.fromisoformat(found["acquired_at"]) - record.acquired_at).total_seconds() < 0.002
-        assert 0 <= found["age"] < 600
-        assert 0 < found["remaining"] <= 600
-        lived = datetime.fromisoformat(found["expires_at"]) - datetime.fromisoformat(found["acquired_at"])
-        assert abs(lived.total_seconds() - found["age"] - found["remaining"]) < 0.01
+        [row] = valid("ls", text)
+        assert (row["name"], row["holder"], row["fence"]) == ("nightly import", grant.holder, grant.fence)
+        assert abs(datetime.fromisoformat(row["acquired_at"]) - record.acquired_at).total_seconds() < 0.002
+        assert 0 <= row["age"] < 600
+        assert 0 < row["remaining"] <= 600
+        lived = datetime.fromisoformat(row["expires_at"]) - datetime.fromisoformat(row["acquired_at"])
+        assert abs(lived.total_seconds() - row["age"] - row["remaining"]) < 0.01
         assert grant.token not in text
 
 
@@ -180,8 +180,8 @@ def test_release_without_force_or_reason_is_refused_and_takes_nothing(sqlite_url
 def test_a_forced_release_is_recorded_and_its_holder_learns_of_it(either: str) -> None:
     with holdfast.Client(either) as client:
         grant = client.lease("sweep", holder="one", **FAST).acquire()
-        said = ask(*at(either, "release", "sweep", "--force", "--reason", "[red]stuck"))
-        assert "'sweep', held by one with fence" in said
+        output = ask(*at(either, "release", "sweep", "--force", "--reason", "[red]stuck"))
+        assert "'sweep', held by one with fence" in output
         eventually(lambda: grant.lost, "the holder has learned")
         client.lease("sweep", **FAST).acquire()
         ask(*at(either, "release", "sweep", "--force", "--reason", "again", "--actor", "jane"))
@@ -195,10 +195,10 @@ def test_a_forced_release_is_recorded_and_its_holder_learns_of_it(either: str) -
 def test_release_says_what_was_recorded_of_a_lease_kept_by_at_least(either: str) -> None:
     with holdfast.Client(either) as client:
         client.lease("sweep", holder="one", at_least=60).acquire().release()
-        said = ask(*at(either, "release", "sweep", "--force", "--reason", "stuck", "--actor", "jane"))
+        output = ask(*at(either, "release", "sweep", "--force", "--reason", "stuck", "--actor", "jane"))
         latest = client.leases.history("sweep")[0]
         assert (latest.outcome, latest.actor, latest.reason) == ("forced", "jane", "stuck")
-        assert said == f"released lease 'sweep', held by one with fence {latest.fence}; recorded: jane: stuck\n"
+        assert output == f"released lease 'sweep', held by one with fence {latest.fence}; recorded: jane: stuck\n"
 
 
 def test_release_of_a_lease_that_nobody_holds_says_so_with_exit_code_1(either: str) -> None:
@@ -209,8 +209,8 @@ def test_release_of_a_lease_that_nobody_holds_says_so_with_exit_code_1(either: s
 
 def test_version_tells_what_is_installed_and_connects_to_nothing() -> None:
     nowhere = at("postgresql://127.0.0.1:1/none", "version")
-    found = valid("version", ask(*nowhere, "--json"))
-    assert found["holdfast"] == holdfast.__version__
-    for value in found.values():
+    versions = valid("version", ask(*nowhere, "--json"))
+    assert versions["holdfast"] == holdfast.__version__
+    for value in versions.values():
         assert str(value) in ask(*nowhere)
-    assert json.dumps(found["psycopg"]) != "null"
+    assert json.dumps(versions["psycopg"]) != "null"

@@ -43,8 +43,8 @@ def foreign(url: str, statement: str, name: str = "somebody else") -> Iterator[t
 
 
 def listed(url: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = valid("locks", ask(*at(url, "locks", "--json")))
-    return found
+    rows: list[dict[str, Any]] = valid("locks", ask(*at(url, "locks", "--json")))
+    return rows
 
 
 def audit(url: str) -> list[tuple[Any, ...]]:
@@ -71,17 +71,17 @@ def test_locks_of_anybody_are_listed_with_who_blocks_whom(postgres_url: str) -> 
         child.expect("asking")
         named(postgres_url, "nightly import")
         eventually(lambda: any(not each["granted"] for each in listed(postgres_url)), "the other waits")
-        found = listed(postgres_url)
-        assert [(each["namespace"], each["entity_id"], each["mode"]) for each in found if each["name"] is None] == [
+        records = listed(postgres_url)
+        assert [(each["namespace"], each["entity_id"], each["mode"]) for each in records if each["name"] is None] == [
             (None, -5, "shared"),
             ("42", -7, "exclusive"),
             ("agent", -7, "exclusive"),
         ]
-        holds, waits = (each for each in found if each["name"] == "nightly import")
+        holds, waits = (each for each in records if each["name"] == "nightly import")
         assert (holds["granted"], holds["blocked_by"], holds["application_name"]) == (True, [], "holdfast")
         assert (waits["granted"], waits["blocked_by"], waits["state"]) == (False, [holds["pid"]], "active")
-        assert {each["pid"] for each in found} == {pid, other, holds["pid"], waits["pid"]}
-        assert all(each["duration"] >= 0 for each in found)
+        assert {each["pid"] for each in records} == {pid, other, holds["pid"], waits["pid"]}
+        assert all(each["duration"] >= 0 for each in records)
 
         rows = columns_of(ask(*at(postgres_url, "locks")))
         assert [(row["lock"], row["granted"]) for row in rows[:2]] == [
@@ -125,8 +125,8 @@ def test_another_schema_has_names_of_its_own(postgres_url: str) -> None:
     with holdfast.Client(postgres_url, schema="other") as client:
         client.migrate()
         client.lock(("agent", 7)).acquire()
-        [found] = valid("locks", ask("--schema", "other", *at(postgres_url, "locks", "--json")))
-        assert (found["namespace"], found["entity_id"]) == ("agent", 7)
+        [row] = valid("locks", ask("--schema", "other", *at(postgres_url, "locks", "--json")))
+        assert (row["namespace"], row["entity_id"]) == ("agent", 7)
 
 
 def test_on_sqlite_the_kernel_tells_who_holds_what(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_on_sqlite_the_kernel_tells_who_holds_what(tmp_path: Path) -> None:
         child.expect("asking", "got it")
         named(url, "ours")
         named(url, "theirs")
-        found = listed(url)
-        assert {(each["namespace"], each["name"], each["pid"]) for each in found} == {
+        rows = listed(url)
+        assert {(each["namespace"], each["name"], each["pid"]) for each in rows} == {
             (None, "ours", os.getpid()),
             (None, "theirs", child.pid),
             ("agent", None, os.getpid()),
         }
-        assert [each["entity_id"] for each in found if each["namespace"]] == [-7]
+        assert [each["entity_id"] for each in rows if each["namespace"]] == [-7]
         child.kill()
         assert "theirs" not in {each["name"] for each in listed(url)}
 
@@ -201,15 +201,15 @@ def test_watch_ends_with_whoever_reads_it(sqlite_url: str) -> None:
 
 def test_break_ends_the_session_frees_its_locks_and_is_recorded(postgres_url: str) -> None:
     with holdfast.Client(postgres_url) as client, foreign(postgres_url, "select pg_advisory_lock(8, 1)") as (_, pid):
-        told: list[Any] = []
-        grant = client.lock("nightly import", on_lost=told.append).acquire()
+        lost: list[Any] = []
+        grant = client.lock("nightly import", on_lost=lost.append).acquire()
         named(postgres_url, "nightly import")
         [holder] = [each.pid for each in client.locks.list() if each.name == "nightly import"]
-        said = ask(
+        output = ask(
             *at(postgres_url, "locks", "break", str(holder), "--reason", "its host [is] gone", "--actor", "jane")
         )
-        assert f"ended session {holder}, which held nightly import; recorded: jane: its host [is] gone" in said
-        eventually(lambda: told, "its holder has learned")
+        assert f"ended session {holder}, which held nightly import; recorded: jane: its host [is] gone" in output
+        eventually(lambda: lost, "its holder has learned")
         assert grant.lost
         assert [each.pid for each in client.locks.list()] == [pid], "nobody else's"
         ask(*at(postgres_url, "locks", "break", str(pid), "--reason", "again"))
@@ -234,8 +234,8 @@ def test_break_ends_one_that_waits(postgres_url: str) -> None:
         waits.pgconn.send_query(b"select pg_advisory_lock(1)")
         with holdfast.Client(postgres_url) as client:
             eventually(lambda: any(not each.granted for each in client.locks.list()), "it waits")
-        said = ask(*at(postgres_url, "locks", "break", str(waiter), "--reason", "stuck"))
-        assert f"ended session {waiter}, which held 2 and waited for 1;" in said
+        output = ask(*at(postgres_url, "locks", "break", str(waiter), "--reason", "stuck"))
+        assert f"ended session {waiter}, which held 2 and waited for 1;" in output
         assert holder in {each["pid"] for each in listed(postgres_url)}
 
 
@@ -264,8 +264,8 @@ def test_break_needs_the_servers_leave(postgres_url: str) -> None:
         query(postgres_url, statement.format(name))
     url = postgres_url.replace("//postgres@", f"//{name}@")
     with foreign(postgres_url, "select pg_advisory_lock(1, 2)") as (connection, pid):
-        [found] = listed(url)
-        assert (found["pid"], found["state"]) == (pid, None), "of another role's session the server tells little"
+        [row] = listed(url)
+        assert (row["pid"], row["state"]) == (pid, None), "of another role's session the server tells little"
         done = call(*at(url, "locks", "break", str(pid), "--reason", "x", "--actor", "jane"))
         assert done.returncode == 1
         assert f"session {pid} was not ended: permission denied" in done.stderr

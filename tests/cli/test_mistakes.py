@@ -1,4 +1,4 @@
-"""What a person gets wrong at the prompt is told by the name it has there: what, which, and what to do."""
+"""A message about a mistake names the option that is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -27,11 +27,17 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"), MISTAKES, ids=lambda each: " ".join(each)[:24] if isinstance(each, list) else ""
+    ("arguments", "code", "message"),
+    MISTAKES,
+    ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
 )
 def test_a_mistake_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(app, ["--url", "sqlite:///app.db", *arguments] if arguments[0] != "--url" else arguments)
-    assert (told.exit_code, said in told.output or said in str(told.exception)) == (code, True), told.output
+    result = CliRunner().invoke(
+        app, ["--url", "sqlite:///app.db", *arguments] if arguments[0] != "--url" else arguments
+    )
+    assert (result.exit_code, message in result.output or message in str(result.exception)) == (code, True), (
+        result.output
+    )

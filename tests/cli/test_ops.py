@@ -60,8 +60,8 @@ def test_operations_are_listed(filled: str) -> None:
     ]  # fmt: skip
     assert rows[1]["error"] == r"ValueError: broken\x1b[31m"
     assert rows[1]["dataset"] == "parcels"
-    found = valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "failure", "--dataset", "parcels")))
-    assert [(each["label"], each["error"]["type"]) for each in found] == [("etl/load: upsert parcels", "ValueError")]
+    records = valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "failure", "--dataset", "parcels")))
+    assert [(each["label"], each["error"]["type"]) for each in records] == [("etl/load: upsert parcels", "ValueError")]
     assert valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "running"))) == []
     assert call(*at(filled, "ops", "ls", "--status", "running")).stderr == "no operation is running\n"
     assert len(valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--most", "1")))) == 1
@@ -70,10 +70,10 @@ def test_operations_are_listed(filled: str) -> None:
 
 def test_one_is_shown_with_its_entries_by_text_or_by_digits(either: str) -> None:
     filled = fill(either)
-    found = valid("ops-show", ask(*at(filled, "ops", "show", "charge:42", "--json")))
-    assert (found["label"], found["status"], found["entries"][-1]["hash"]) == (
-        "charge:42", "success", found["pointer"].partition(":")[2])  # fmt: skip
-    assert valid("ops-show", ask(*at(filled, "ops", "show", found["key"], "--json"))) == found
+    document = valid("ops-show", ask(*at(filled, "ops", "show", "charge:42", "--json")))
+    assert (document["label"], document["status"], document["entries"][-1]["hash"]) == (
+        "charge:42", "success", document["pointer"].partition(":")[2])  # fmt: skip
+    assert valid("ops-show", ask(*at(filled, "ops", "show", document["key"], "--json"))) == document
     text = ask(*at(filled, "ops", "show", "publish:7"))
     assert "partial" in text
     assert '{"name":"draft","value":42}' in text
@@ -82,8 +82,8 @@ def test_one_is_shown_with_its_entries_by_text_or_by_digits(either: str) -> None
 
 
 def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
-    [found] = valid("ops-replay", ask(*at(filled, "ops", "replay", "charge:42", "--json")))
-    assert (found["status"], found["result"], found["attempt"]) == ("success", {"id": 7}, 1)
+    [state] = valid("ops-replay", ask(*at(filled, "ops", "replay", "charge:42", "--json")))
+    assert (state["status"], state["result"], state["attempt"]) == ("success", {"id": 7}, 1)
     assert len(valid("ops-replay", ask(*at(filled, "ops", "replay", "--since", "600", "--json")))) == 3
     assert {row["status"] for row in columns_of(ask(*at(filled, "ops", "replay")))} == {"success", "failure", "partial"}
     for command in ("replay", "verify"):
@@ -95,9 +95,9 @@ def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
 
 
 def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: Path) -> None:
-    found = valid("ops-verify", ask(*at(filled, "ops", "verify", "--json")))
-    assert (found["passed"], found["operations"]) == (True, 3)
-    assert [each["what"] for each in found["problems"]] == ["unpaired"]
+    document = valid("ops-verify", ask(*at(filled, "ops", "verify", "--json")))
+    assert (document["passed"], document["operations"]) == (True, 3)
+    assert [each["what"] for each in document["problems"]] == ["unpaired"]
     assert ask(*at(filled, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
     done = call(*at(filled, "ops", "verify", "charge:43"))
     assert (done.returncode, done.stderr) == (1, "holdfast: there is no operation 'charge:43'\n")
@@ -115,8 +115,10 @@ def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: P
 
 
 def test_the_health_of_the_log_has_an_exit_code(filled: str) -> None:
-    found = valid("ops-health", ask(*at(filled, "ops", "health", "--json")))
-    assert {each["check"]: each["status"] for each in found["findings"] if each["status"] != "ok"} == {"claims": "warn"}
+    document = valid("ops-health", ask(*at(filled, "ops", "health", "--json")))
+    assert {each["check"]: each["status"] for each in document["findings"] if each["status"] != "ok"} == {
+        "claims": "warn"
+    }
     assert call(*at(filled, "ops", "health", "--strict")).returncode == 1
     done = call(*at(filled, "ops", "health", "--stale", "0"))
     assert done.returncode == 1
@@ -154,8 +156,8 @@ def test_one_is_rolled_back_with_the_function_that_is_registered_for_it(filled: 
     assert call(*asked, cwd=tmp_path).returncode == 1
     with holdfast.Client(filled) as client:
         pointer = client.operations.find("publish:7").pointer
-    told = ask(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
-    assert "operation 'publish:7', partial in attempt 1, is undone by unpublish" in told
+    output = ask(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
+    assert "operation 'publish:7', partial in attempt 1, is undone by unpublish" in output
     assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
     done = call(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
     assert (done.returncode, "is not the latest any more" in done.stderr) == (1, True)

@@ -88,8 +88,8 @@ def test_names_with_markup_are_printed_as_they_are(either: str) -> None:
             client.lease(name, holder=f"by {name}").acquire()
         wide, narrow = ask(*at(either, "ls")), ask(*at(either, "ls"), COLUMNS="40")
         assert {each["name"] for each in valid("ls", ask(*at(either, "ls", "--json")))} == set(names)
-        said = ask(*at(either, "release", "[/]", "--force", "--reason", "[b]why", "--actor", "[i]me"))
-        assert all(text in said for text in ("'[/]'", "by [/]", "[b]why", "[i]me"))
+        output = ask(*at(either, "release", "[/]", "--force", "--reason", "[b]why", "--actor", "[i]me"))
+        assert all(text in output for text in ("'[/]'", "by [/]", "[b]why", "[i]me"))
         for name in names:
             assert (wide.count(f"by {name} "), wide.count(name)) == (1, 2)
             assert narrow.count(name) == 2
@@ -107,8 +107,8 @@ def test_control_bytes_that_got_into_the_tables_are_escaped(either: str) -> None
     assert "a\\x1b[2Jb\\x9b\\u202ec" in text
     assert "two\\nlines\\ttab" in text
     assert len(text.splitlines()) == 2
-    [found] = valid("history", ask(*at(either, "history", "--json")))
-    assert found["reason"] == "two\nlines\ttab"
+    [grant] = valid("history", ask(*at(either, "history", "--json")))
+    assert grant["reason"] == "two\nlines\ttab"
 
 
 def test_an_encoding_that_lacks_a_character_is_no_error(sqlite_url: str) -> None:
@@ -183,8 +183,8 @@ def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
     done = call("run", "job", "--", "true", cwd=tmp_path / "empty")
     assert (done.returncode, done.stderr) == (2, "holdfast: holdfast.toml cannot be read: No such file or directory\n")
     assert not list(tmp_path.rglob("*.db"))
-    said = call("ls", "--json", cwd=tmp_path).stderr
-    assert "sqlite:///holdfast.db" in said
+    errors = call("ls", "--json", cwd=tmp_path).stderr
+    assert "sqlite:///holdfast.db" in errors
     assert (tmp_path / "holdfast.db").exists()
     assert call("ls", "--json", cwd=tmp_path, HOLDFAST_URL=f"sqlite:///{tmp_path}/holdfast.db").stderr == ""
 
@@ -252,8 +252,8 @@ def test_a_full_disk_under_stdout_is_one_line_and_exit_code_1(
         client.lease("sweep").acquire()
         words, streams = [SCRIPT, *at(busy, *command)], (nothing.fileno(), full.fileno(), errors.fileno())
         code = Forked(PROGRAM, *words, streams=streams, buffered=True, cwd=tmp_path, env=environment()).wait(PATIENCE)
-    said = (tmp_path / "errors").read_text()
-    assert (code, said) == (1, "holdfast: cannot write its output: No space left on device\n")
+    text = (tmp_path / "errors").read_text()
+    assert (code, text) == (1, "holdfast: cannot write its output: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["history", "check"])
@@ -338,8 +338,8 @@ def test_every_command_is_in_the_list() -> None:
     "command", [(), *((name,) for name in COMMANDS), *(("migrate", each) for each in ("up", "down", "status", "print"))]
 )
 def test_every_help_is_whole_and_has_an_example(command: tuple[str, ...]) -> None:
-    told = ask(*command, "--help")
-    assert "Usage: holdfast" in told
-    assert "..." not in told.partition("Commands:")[2], "each fits a line in the list"
-    examples = told.partition("Example")[2]
+    text = ask(*command, "--help")
+    assert "Usage: holdfast" in text
+    assert "..." not in text.partition("Commands:")[2], "each fits a line in the list"
+    examples = text.partition("Example")[2]
     assert re.search(rf"^ +holdfast .*\b{' '.join(command)}", examples, re.MULTILINE)

@@ -43,8 +43,8 @@ def lines(path: Path) -> list[str]:
 def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path) -> None:
     file = tmp_path / "lineage.jsonl"
     assert "9 events told" in call(*at(filled, "relay", "run", "r", f"jsonl:{file}", "--once")).stderr
-    told = lines(file)
-    assert len(told) == 9
+    published = lines(file)
+    assert len(published) == 9
     verify = at(filled, "ops", "verify", "--lineage", str(file))
     assert "3 operations, 9 events: sound" in ask(*verify)
 
@@ -56,17 +56,17 @@ def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path
         kinds = [each["what"] for each in about["problems"]]
         return {kind: kinds.count(kind) for kind in kinds}
 
-    assert found(told + told[2:5]) == {}, "twice is once"
-    assert found(told[1:]) == {"missing": 1}
-    assert found([told[2], *told[:2], *told[3:]]) == {"reordered": 2}
-    assert found([*told[3:6], *told[:3], *told[6:]]) == {}, "another dataset has an order of its own"
-    assert found([*told, told[0].replace('"attempt":1', '"attempt":2')]) == {"differs": 1}
-    other = json.dumps({**json.loads(told[0]), "id": "6f2d2f2e-5f0b-5c0e-9a55-4b6f1f3c8f11"}) + "\n"
-    assert found([*told, other]) == {"unknown": 1}
+    assert found(published + published[2:5]) == {}, "twice is once"
+    assert found(published[1:]) == {"missing": 1}
+    assert found([published[2], *published[:2], *published[3:]]) == {"reordered": 2}
+    assert found([*published[3:6], *published[:3], *published[6:]]) == {}, "another dataset has an order of its own"
+    assert found([*published, published[0].replace('"attempt":1', '"attempt":2')]) == {"differs": 1}
+    other = json.dumps({**json.loads(published[0]), "id": "6f2d2f2e-5f0b-5c0e-9a55-4b6f1f3c8f11"}) + "\n"
+    assert found([*published, other]) == {"unknown": 1}
     with holdfast.Client(filled) as client:
         client.operation("later").run(lambda: 1)
-    assert found(told) == {"missing": 2}
-    assert found(told, "--relay", "r") == {"waiting": 2}
+    assert found(published) == {"missing": 2}
+    assert found(published, "--relay", "r") == {"waiting": 2}
     for alone in (("--lineage",), ("--relay", "r"), ("--lineage", "--relay", "r")):
         done = call(*at(filled, "ops", "verify", *alone, "--json"))
         assert (done.returncode, [each["what"] for each in json.loads(done.stdout)["problems"]]) == (0, ["waiting"] * 2)
@@ -97,8 +97,8 @@ def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path
     assert [each["what"] for each in checked["problems"]] == ["parked"] * 3
     assert call(*at(filled, "relay", "retry", "r", "unknown")).returncode == 1
     assert "3 to be told again" in call(*at(filled, "relay", "retry", "r")).stderr
-    told = ask(*at(filled, "relay", "run", "r", "jsonl:-", "--once")).splitlines()
-    assert [json.loads(each)["type"] for each in told] == ["START", "MESSAGE", "COMPLETE"]
+    output = ask(*at(filled, "relay", "run", "r", "jsonl:-", "--once")).splitlines()
+    assert [json.loads(each)["type"] for each in output] == ["START", "MESSAGE", "COMPLETE"]
     assert call(*at(filled, "ops", "verify", "--relay", "r")).returncode == 0
     assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
     assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1

@@ -29,8 +29,8 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     assert (row["review"], row["operation"], row["dataset"], row["because of"], row["status"]) == (
         number, "etl/load: upsert graves", "graves", "policy", "open")  # fmt: skip
     assert row["detail"] == r"who has\x1b[31m seen the plan?"
-    [found] = valid("reviews-ls", ask(*at(either, "reviews", "ls", "--json")))
-    assert valid("reviews-show", ask(*at(either, "reviews", "show", number, "--json"))) == found
+    [review] = valid("reviews-ls", ask(*at(either, "reviews", "ls", "--json")))
+    assert valid("reviews-show", ask(*at(either, "reviews", "show", number, "--json"))) == review
     assert "who has" in ask(*at(either, "reviews", "show", number))
     assert "graves" in on_terminal(*at(either, "reviews", "ls"), columns=40)
     done = ask(*at(either, "reviews", "approve", number, *BY_JANE))
@@ -42,8 +42,13 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     assert (again.returncode, again.stderr) == (
         1, f"holdfast: review {number} is approved already, by jane: we agreed\n")  # fmt: skip
     assert call(*at(either, "reviews", "ls")).stderr == "nothing is up for review\n"
-    [told] = valid("reviews-ls", ask(*at(either, "reviews", "ls", "--status", "approved", "--json")))
-    assert (told["status"], told["actor"], told["answer"], told["spent_at"]) == ("approved", "jane", "we agreed", None)
+    [review] = valid("reviews-ls", ask(*at(either, "reviews", "ls", "--status", "approved", "--json")))
+    assert (review["status"], review["actor"], review["answer"], review["spent_at"]) == (
+        "approved",
+        "jane",
+        "we agreed",
+        None,
+    )
     with holdfast.Client(either) as client:
         entries = [(each.action, each.subject, each.actor, each.outcome) for each in client.audit.list()]
         assert ("review.approve", f"review {number}", "jane", "done") in entries

@@ -174,11 +174,11 @@ def test_no_secret_reaches_a_process_list_or_a_log() -> None:
             assert token not in lines
             server.stop()
             run.wait()
-            said = run.errors()
-            assert "did not answer" in said or "could not be confirmed in time" in said, "by whoever was first to know"
-            assert "so the command was ended" in said
-            assert "s3cret" not in said
-            assert token not in said
+            errors = run.errors()
+            assert "did not answer" in errors or "could not be confirmed in time" in errors, "by the first to notice"
+            assert "so the command was ended" in errors
+            assert "s3cret" not in errors
+            assert token not in errors
 
 
 def test_the_command_finds_the_lease_in_its_environment_wherever_it_goes(tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_the_command_finds_the_lease_in_its_environment_wherever_it_goes(tmp_pat
     show = "import json, os; print(json.dumps(dict(os.environ)))"
     (folder := tmp_path / "50% sure?").mkdir()
     done = finish("sqlite:///app.db", "job", "--", sys.executable, "-c", show, cwd=folder, more={"KEPT": "yes"})
-    found = json.loads(done.stdout)
-    assert (found["HOLDFAST_LEASE"], found["HOLDFAST_SCHEMA"], found["KEPT"]) == ("job", "holdfast", "yes")
-    with holdfast.Client(found["HOLDFAST_URL"]) as client:
+    variables = json.loads(done.stdout)
+    assert (variables["HOLDFAST_LEASE"], variables["HOLDFAST_SCHEMA"], variables["KEPT"]) == ("job", "holdfast", "yes")
+    with holdfast.Client(variables["HOLDFAST_URL"]) as client:
         [ended] = client.leases.history("job")
-    assert found["HOLDFAST_FENCE"] == str(ended.fence)
-    assert len(found["HOLDFAST_TOKEN"]) == 36
+    assert variables["HOLDFAST_FENCE"] == str(ended.fence)
+    assert len(variables["HOLDFAST_TOKEN"]) == 36
     assert [each.name for each in folder.glob("*.db")] == ["app.db"]
 
 

@@ -54,16 +54,16 @@ def execute(url: str, *statements: str) -> None:
 @pytest.fixture
 def role(postgres_url: str) -> Iterator[Callable[..., str]]:
     """Makes roles; returns the database's URL for one. Statements have {} where the role's name goes."""
-    made = []
+    roles = []
 
     def make(*statements: str) -> str:
         name = f"worker_{uuid4().hex[:12]}"
         execute(postgres_url, f"create role {name} login", *(each.format(name) for each in statements))
-        made.append(name)
+        roles.append(name)
         return postgres_url.replace("//postgres@", f"//{name}@")
 
     yield make
-    for name in made:
+    for name in roles:
         execute(postgres_url, f"drop owned by {name}", f"drop role {name}")
 
 
@@ -266,10 +266,10 @@ def test_a_clock_that_is_off_is_told_with_its_sign(postgres_url: str, monkeypatc
     """The server's cannot be set here, so ours is."""
     monkeypatch.setattr(health, "time", SimpleNamespace(time=lambda: time.time() - 36_000))
     with holdfast.Client(postgres_url) as client:
-        [found] = [each for each in client.examine(timeout=PATIENCE).findings if each.check == "clock"]
-    assert found.status == "warn"
-    offset = re.match(r"the server's clock is \+([0-9.]+) s", found.found)
-    assert offset is not None, found.found
+        [finding] = [each for each in client.examine(timeout=PATIENCE).findings if each.check == "clock"]
+    assert finding.status == "warn"
+    offset = re.match(r"the server's clock is \+([0-9.]+) s", finding.found)
+    assert offset is not None, finding.found
     assert abs(float(offset[1]) - 36_000) < PATIENCE, "an answer may have waited for that long"
 
 
