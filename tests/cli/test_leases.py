@@ -204,7 +204,7 @@ def test_release_says_what_was_recorded_of_a_lease_kept_by_at_least(either: str)
 def test_release_of_a_lease_that_nobody_holds_says_so_with_exit_code_1(either: str) -> None:
     done = call(*at(either, "release", "nobody's", "--force", "--reason", "x"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == 'holdfast: nobody holds lease "nobody\'s"\n'
+    assert done.stderr == 'holdfast: lease "nobody\'s" is not held\n'
 
 
 def test_version_tells_what_is_installed_and_connects_to_nothing() -> None:

@@ -11,7 +11,7 @@ from holdfast.cli.app import app
 
 MISTAKES = [
     (["do", "gate.open", "g", "--for", "-1", "--reason", "x"], 2, "--for must be float from 1 to 86400, not -1.0"),
-    (["migrate", "down", "--to", "0", "--reason", "x"], 1, "nothing was removed; with --yes nobody is asked"),
+    (["migrate", "down", "--to", "0", "--reason", "x"], 1, "nothing was removed; with --yes there is no question"),
     (["relay", "parked", "gone"], 0, "nothing of relay 'gone' is parked"),
     (["relay", "retry", "gone", "e1"], 1, "nothing of relay 'gone' is parked as 'e1'"),
     (["ops", "export", "charge:42"], 1, "the log has nothing of operation 'charge:42'"),

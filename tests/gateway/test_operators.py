@@ -159,10 +159,10 @@ async def test_a_command_is_rehearsed_then_run_and_on_the_record(url: str, http:
         assert (entry.action, entry.subject, entry.outcome) == ("lease.release", "nightly-import", "done")
         assert (entry.actor, entry.reason, entry.fence) == (*WHY.values(), done["fence"])
         refused = await run(http, "lease.release", 409, parameters={"name": "nightly-import"})
-        assert refused["detail"] == "nobody holds lease 'nightly-import'"
+        assert refused["detail"] == "lease 'nightly-import' is not held"
         assert client.audit.list()[0].outcome is not None
         assert next(each for each in client.audit.list() if each.action == "lease.release").outcome == (
-            "refused: nobody holds lease 'nightly-import'"
+            "refused: lease 'nightly-import' is not held"
         )
 
 

@@ -64,7 +64,7 @@ def app(context: click.Context, url: str | None, schema: str | None) -> None:
     The database is --url, else HOLDFAST_URL, else `url` in ./holdfast.toml, else ./holdfast.db.
 
     \b
-    Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 somebody else has it.
+    Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 another holder has it.
 
     \b
     Examples:

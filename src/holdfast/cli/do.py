@@ -34,7 +34,7 @@ class GovernedGroup(click.Group):
 def do() -> None:
     """Run a governed command.
 
-    Each needs a reason, runs while nobody else runs one, inside the window of its gate, and leaves an entry in the
+    Each needs a reason, runs while no other one runs, inside the window of its gate, and leaves an entry in the
     table `audit`: who, why, what, how it ended. Exit code 1 when it is refused.
 
     \b

@@ -40,7 +40,7 @@ TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
 def driver(context: click.Context, /, **options: Any) -> None:
     """Run sandboxes as local processes, and serve them on a socket.
 
-    Whoever may open it asks over HTTP. No database is needed.
+    Clients that may open the socket use HTTP. No database is needed.
 
     A line on stdout says where it listens, once it does; what happens is told on stderr. It runs in
     the foreground until TERM, INT or HUP (exit code 0; told twice, 1 at once). The sandboxes go on without it, and the

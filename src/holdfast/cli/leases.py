@@ -103,7 +103,7 @@ def history(context: click.Context, name: str | None, most: int, everything: boo
 
 @click.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Take it away from whoever holds it.")
+@click.option("--force", is_flag=True, help="Take it away from its holder.")
 @click.option("--reason", metavar="TEXT", help="Why, for the record. Needed with --force.")
 @actor_option
 @click.pass_context
@@ -114,7 +114,7 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     until then it may still be at work. Who took it away and why is kept in `holdfast history`. This is the governed
     command `holdfast do lease.release`: one at a time, and on the record.
 
-    Exit code 1 when nobody holds it.
+    Exit code 1 when it is not held.
 
     \b
     Example:

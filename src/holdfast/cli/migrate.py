@@ -74,7 +74,7 @@ def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) ->
         if not yes:
             click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
     except click.Abort:
-        raise click.ClickException("nothing was removed; with --yes nobody is asked") from None
+        raise click.ClickException("nothing was removed; with --yes there is no question") from None
     with open_client(context) as client:
         changes = []
         if client.migrations.version() > to:
@@ -117,7 +117,7 @@ def status(context: click.Context, as_json: bool) -> None:
 @click.option("--down", "downwards", is_flag=True, help="The scripts that take everything back.")
 @click.pass_context
 def print_(context: click.Context, downwards: bool) -> None:
-    """Print the SQL, to be read or run by somebody else.
+    """Print the SQL, to be read, or run by another role.
 
     Connects to nothing.
 

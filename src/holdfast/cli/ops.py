@@ -45,7 +45,9 @@ def ops() -> None:
 
 
 @ops.command()
-@click.option("--status", type=click.Choice(STATUSES), help="Only those; partial: left half done by somebody who died.")
+@click.option(
+    "--status", type=click.Choice(STATUSES), help="Only those; partial: left half done by an owner that died."
+)
 @click.option("--dataset", metavar="NAME", help="Only of this dataset.")
 @limit_option(20)
 @json_option
@@ -164,7 +166,7 @@ def verify(
     context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
     relay: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prove that nobody has changed the log, or what was published.
+    """Prove that the log, or what was published, was not changed.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
     exit code 1; locks that were never released, as a crash leaves them, are told as well. An operation of which nothing

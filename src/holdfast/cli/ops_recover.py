@@ -22,7 +22,7 @@ _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
 def recover(context: click.Context, register: str | None) -> None:
     """Finish or roll back what was left half done.
 
-    As far as the functions for it are registered. Exit code 1 when something is left that needs somebody to look at it.
+    As far as the functions for it are registered. Exit code 1 when operations are left that need a decision.
 
     \b
     Example:

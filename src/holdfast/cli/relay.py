@@ -41,7 +41,7 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
 
     SINK is jsonl:FILE, openlineage:FILE or URL, prov:FILE (FILE may be - for the console), graph:URL of Neo4j, or
     MODULE:NAME of a sink of your own, or of a function that makes one: modules of this folder are found. Exit code 1
-    with --once when the sink takes nothing, or somebody else runs it.
+    with --once when the sink takes nothing, or another process runs it.
 
     \b
     Examples:
@@ -122,7 +122,7 @@ def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
 def retry(context: click.Context, name: str, event: str | None) -> None:
     """Have the relay tell what is parked again: EVENT, or all.
 
-    Whoever runs it does so before it goes on. Exit code 1 when nothing of that name is parked.
+    The process that runs the relay does so before it goes on. Exit code 1 when nothing of that name is parked.
 
     \b
     Example:
@@ -141,10 +141,10 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
 @actor_option
 @click.pass_context
 def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
-    """Forget a relay that nobody runs any more.
+    """Forget a relay that is not run any more.
 
     What it has not told no longer keeps the log from being archived. Exit code 1 when there is none of that name, or
-    somebody runs it: stop that first.
+    it is running: stop it first.
 
     \b
     Example:

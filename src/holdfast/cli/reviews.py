@@ -17,8 +17,8 @@ TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC
 def reviews() -> None:
     """Look at operations that are up for review, and answer.
 
-    An operation is up for review when the policy of its dataset says so, when somebody else had the lock of a sovereign
-    one, or when it failed as often as it may.
+    An operation is up for review when the policy of its dataset says so, when another process had the lock of a
+    sovereign one, or when it failed as often as it may.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
 @actor_option
 @click.pass_context
 def approve(context: click.Context, number: int, reason: str, actor: str) -> None:
-    """Let the operation be tried once more, by whoever asks next.
+    """Let the operation be tried once more, by the next caller.
 
     This is the governed command `holdfast do review.approve`. Exit code 1 when it is not open, or is not yours to
     answer.

@@ -48,7 +48,7 @@ def _click_option(option: RunOption) -> click.Option:
 )
 @click.pass_context
 def run(context: click.Context, /, **values: Any) -> None:
-    """Run COMMAND while holding the lease NAME; exit with 75 when somebody else has it.
+    """Run COMMAND while holding the lease NAME; exit with 75 when another holder has it.
 
     The lease is renewed for as long as the command runs, and released when nothing of it is left. On stderr is said
     who holds it and until when if it is not to be had; by default it is not waited for.
@@ -81,7 +81,7 @@ def run(context: click.Context, /, **values: Any) -> None:
     \b
     Exit codes
       the command's own; 128 + n when signal n ended it
-      75   somebody else has the lease (0 with --skip)
+      75   another holder has the lease (0 with --skip)
       126  the command cannot be executed
       127  the command was not found
       128 + n  signal n came while holdfast waited for the lease

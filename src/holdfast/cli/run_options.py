@@ -23,7 +23,7 @@ OPTIONS = (
     RunOption("--ttl", float, "Seconds the lease outlives a dead holder.", default=30.0),
     RunOption("--timeout", float, "Wait at most so many seconds for the lease.", "S"),
     RunOption("--wait", bool, "Wait for it as long as it takes.", default=False),
-    RunOption("--skip", bool, "When somebody has it, do nothing and exit with 0.", default=False),
+    RunOption("--skip", bool, "When it is held, do nothing and exit with 0.", default=False),
     RunOption(
         "--guard", bool, "Fail closed even if holdfast and its watchdog are stopped together: the kernel's timer ends "
         "holdfast, and with it the command, before the TTL is over.", default=False,
@@ -40,7 +40,7 @@ OPTIONS = (
     ),
     RunOption(
         "--holder", str, "Who we are. A run of the same holder takes the lease over at once, and the earlier one is "
-        "ended: give it to what replaces itself. Default: host, pid and a nonce, so that nobody does.", "LABEL",
+        "ended: give it to what replaces itself. Default: host, pid and a nonce, which no other run has.", "LABEL",
     ),
     RunOption("--url", str, "The database, as before the word run.", "URL"),
     RunOption("--schema", str, "Where its tables are, as before the word run.", "NAME"),

@@ -128,7 +128,7 @@ def _held_lease(window: Window, name: str) -> Any:
     """Its record. Raises CommandRefused if it is not held."""
     record = window.client.leases.get(name)
     if record is None:
-        raise CommandRefused(f"nobody holds lease {name!r}")
+        raise CommandRefused(f"lease {name!r} is not held")
     return record
 
 

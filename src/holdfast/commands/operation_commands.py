@@ -67,7 +67,7 @@ def operation_replay(window: Window, *, key: str) -> Steps:
 
 @command("wal.verify", gate="operations", subject="the log of operations", destructive=False)
 def wal_verify(window: Window) -> Steps:
-    """Prove that nobody has changed the log of operations."""
+    """Prove that the log of operations was not changed."""
     report = window.client.operations.verify()
     problems = [
         f"{problem.operation} entry {problem.number}: {problem.what}: {problem.told}"
