@@ -16,7 +16,7 @@ from holdfast.gateway import health
 from holdfast.gateway.agents import workers
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.pages import looking
+from holdfast.gateway.pages import snapshot
 from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE
 from tests.conftest import fresh
@@ -29,8 +29,8 @@ from tests.gateway.replicas import Replica, fleet
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica in this process waits for its database however slow the machine is, and its workers do nothing of their
     own accord: a test that calls them would find their work done."""
-    monkeypatch.setattr(looking, "PATIENCE", PATIENCE)
-    monkeypatch.setattr(health, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(snapshot, "READ_WITHIN", PATIENCE)
+    monkeypatch.setattr(health, "_CHECK_WITHIN", PATIENCE)
     monkeypatch.setattr(workers, "EVERY", 3600.0)
 
 

@@ -19,13 +19,13 @@ from tests.cli.command import PROGRAM, SCRIPT, SERVED, environment
 from tests.driver.daemon import Daemon, clean
 from tests.fork_server import Forked
 
-_WITH_ROOM = """
+_WITH_FEATURE = """
 import types
 from fastapi import APIRouter
 from holdfast.gateway import app, context
-room = types.SimpleNamespace(router=APIRouter())
-{room}
-app.ROOMS += (room,)
+feature = types.SimpleNamespace(router=APIRouter())
+{feature}
+app.FEATURES += (feature,)
 from holdfast.cli import main
 main()
 """
@@ -33,17 +33,17 @@ main()
 
 class Replica:
     """``options`` are flags of `holdfast serve`, ``more`` variables of its environment. Without ``driver=`` it starts
-    one beside itself, on ``folder / "d"``. ``room`` is Python that is run before, where ``room`` is one more.
+    one beside itself, on ``folder / "d"``. ``feature`` is Python that runs before, and may add to ``feature``.
 
     However slow the machine, it is given the time to end: one that does not end by itself is never overdue here."""
 
     def __init__(
         self, url: str, folder: Path, *options: str, name: str = "replica", driver: str | None = None,
-        room: str | None = None, **more: str,
+        feature: str | None = None, **more: str,
     ) -> None:  # fmt: skip
         self.url, self.folder, self.name = url, folder, name
         beside = ["--driver-folder", str(folder / "d")] if driver is None else ["--driver", driver]
-        self._program = PROGRAM if room is None else _WITH_ROOM.format(room=dedent(room))
+        self._program = PROGRAM if feature is None else _WITH_FEATURE.format(feature=dedent(feature))
         self._arguments = [SCRIPT, "serve", "--port", "0", "--json", "--stop-within", "600", *beside, *options]
         self._environment = environment(HOLDFAST_URL=url, HOLDFAST_REPLICA_ID=name, **more)
         self.log = folder / f"{name}.log"
@@ -107,13 +107,13 @@ class Replica:
 
 @contextmanager
 def fleet(
-    url: str, folder: Path, *options: str, count: int = 3, room: str | None = None, **more: str
+    url: str, folder: Path, *options: str, count: int = 3, feature: str | None = None, **more: str
 ) -> Iterator[list[Replica]]:
     """So many replicas on one database, with one driver that survives them; started side by side."""
     with ExitStack() as stack:
         driver = stack.enter_context(Daemon(folder / "d"))
         made = [
-            Replica(url, folder, *options, name=f"replica-{number}", driver=driver.address, room=room, **more)
+            Replica(url, folder, *options, name=f"replica-{number}", driver=driver.address, feature=feature, **more)
             for number in range(1, count + 1)
         ]
         try:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.gateway.agents import upkeep
-from holdfast.gateway.agents.lifecycle import KINDS, Agent, Command, Hook, Kind, Step, Turn, apply, finish
-from holdfast.gateway.agents.transcript import CHUNK, Entry, entries, tokens, whole_lines
+from holdfast.gateway.agents import worker_rules
+from holdfast.gateway.agents.lifecycle import KINDS, Agent, AgentCommand, AgentStep, Hook, Kind, Turn, apply, finish
+from holdfast.gateway.agents.transcript import CHUNK, TranscriptEntry, entries, tokens, whole_lines
 
 FRESH = Agent(number=7, created_at=0.0, seen_at=0.0)
 DELAY = 5.0
@@ -28,15 +28,15 @@ def run(*kinds: Kind, agent: Agent = FRESH, now: float = 1.0) -> Agent:
     return agent
 
 
-def step_of(agent: Agent, event: str, now: float) -> Step:
+def step_of(agent: Agent, event: str, now: float) -> AgentStep:
     match event:
         case "finish":  # of any command, at any time: late ones, and such as were withdrawn
             number = agent.command.number if agent.command else agent.commands
             return finish(agent, number, agent.stop_at or 0.0, now)
         case "watchdog":
-            return upkeep.watch(agent, now, 30.0)
+            return worker_rules.watch(agent, now, 30.0)
         case "reaper":
-            return upkeep.reap(agent, now, 60.0, homeless=False)
+            return worker_rules.reap(agent, now, 60.0, sandbox_gone=False)
     kind = next(each for each in KINDS if each == event)
     return apply(agent, kind, SPOKEN, now=now, delay=DELAY)
 
@@ -52,8 +52,8 @@ def test_whatever_happens_in_whatever_order_the_agent_makes_sense(happened: list
         now += later
         was, step = agent, step_of(agent, event, now)
         agent = step.agent
-        begun += [each.number for each in step.writes if isinstance(each, Command) and each.status == "running"]
-        over += [each.number for each in step.writes if isinstance(each, Command) and each.status != "running"]
+        begun += [each.number for each in step.writes if isinstance(each, AgentCommand) and each.status == "running"]
+        over += [each.number for each in step.writes if isinstance(each, AgentCommand) and each.status != "running"]
         turns += [each.number for each in step.writes if isinstance(each, Turn)]
         assert (agent.state in ("working", "waiting")) == (agent.command is not None)
         assert agent.stop_at is None or agent.command is not None
@@ -81,7 +81,7 @@ def test_a_second_prompt_adds_to_the_open_command_and_after_a_stop_it_is_another
     assert (agent.commands, agent.turns, agent.state) == (1, 2, "working")
     agent = run("stop", agent=agent)
     step = apply(agent, "user-prompt-submit", SPOKEN, now=2.0, delay=DELAY)
-    assert [(each.number, each.status) for each in step.writes if isinstance(each, Command)] == [
+    assert [(each.number, each.status) for each in step.writes if isinstance(each, AgentCommand)] == [
         (1, "complete"),
         (2, "running"),
     ]
@@ -91,13 +91,15 @@ def test_a_deferred_stop_completes_once_and_not_when_the_agent_went_on() -> None
     agent = run("user-prompt-submit", "stop")
     assert (agent.stop_at, agent.state) == (1.0 + DELAY, "working")
     done = finish(agent, 1, 6.0, 6.0)
-    assert [(each.status, each.ended_by) for each in done.writes if isinstance(each, Command)] == [("complete", "stop")]
-    assert finish(done.agent, 1, 6.0, 6.0) == Step(done.agent), "it is complete already"
-    assert finish(agent, 2, 6.0, 6.0) == Step(agent), "it was another command's"
+    assert [(each.status, each.ended_by) for each in done.writes if isinstance(each, AgentCommand)] == [
+        ("complete", "stop")
+    ]
+    assert finish(done.agent, 1, 6.0, 6.0) == AgentStep(done.agent), "it is complete already"
+    assert finish(agent, 2, 6.0, 6.0) == AgentStep(agent), "it was another command's"
     went_on = run("pre-tool-use", agent=agent)
-    assert finish(went_on, 1, 6.0, 6.0) == Step(went_on)
+    assert finish(went_on, 1, 6.0, 6.0) == AgentStep(went_on)
     stopped_again = run("stop", agent=went_on, now=3.0)
-    assert finish(stopped_again, 1, 6.0, 6.0) == Step(stopped_again), (
+    assert finish(stopped_again, 1, 6.0, 6.0) == AgentStep(stopped_again), (
         "the first stop was withdrawn, the second is not due"
     )
 
@@ -112,7 +114,7 @@ def test_a_deferred_stop_completes_once_and_not_when_the_agent_went_on() -> None
 )
 def test_the_end_of_a_session_ends_its_command(before: tuple[Kind, ...], found: list[str]) -> None:
     step = apply(run(*before), "session-end", SPOKEN, now=2.0, delay=DELAY)
-    assert [each.status for each in step.writes if isinstance(each, Command)] == found
+    assert [each.status for each in step.writes if isinstance(each, AgentCommand)] == found
     stopped = finish(run("user-prompt-submit", "stop"), 1, 6.0, 6.0).agent
     assert apply(stopped, "session-end", SPOKEN, now=7.0, delay=DELAY).writes == (), "it finds it completed"
 
@@ -129,12 +131,14 @@ def test_what_the_transcript_says_and_no_hook_told_becomes_a_turn() -> None:
     agent = run("user-prompt-submit", "stop")
     prompted = apply(FRESH, "user-prompt-submit", SPOKEN, now=1.0, delay=0)
     turns = [each for each in prompted.writes if isinstance(each, Turn)]
-    said = [Entry("user", "do it"), Entry("agent", "looking"), Entry("user", "do it")]
-    step = upkeep.reconcile(agent, said, turns, 9.0, offset=120, whole=True)
+    said = [TranscriptEntry("user", "do it"), TranscriptEntry("agent", "looking"), TranscriptEntry("user", "do it")]
+    step = worker_rules.reconcile(agent, said, turns, 9.0, offset=120, is_end=True)
     added = [(each.number, each.role, each.text, each.source) for each in step.writes if isinstance(each, Turn)]
     assert added == [(3, "agent", "looking", "transcript"), (4, "user", "do it", "transcript")]
     assert (step.agent.transcript_offset, step.agent.transcript_turn, step.agent.reconciled_at) == (120, 4, 9.0)
-    assert upkeep.reconcile(agent, [], [], 9.0, offset=1, whole=False).agent.reconciled_at == 0.0, "there is more"
+    assert worker_rules.reconcile(agent, [], [], 9.0, offset=1, is_end=False).agent.reconciled_at == 0.0, (
+        "there is more"
+    )
 
 
 @UNHURRIED
@@ -151,7 +155,7 @@ def test_a_transcript_is_read_up_to_its_last_whole_line() -> None:
     spoken = b'{"type": "assistant", "message": {"content": [{"type": "text", "text": "hi"}],'
     usage = b' "usage": {"input_tokens": 10, "cache_read_input_tokens": 200, "output_tokens": 5}}}\n'
     data = user + tool + b'[1]\n{"type": 1, "message": {}}\n' + spoken + usage
-    assert entries(data) == [Entry("user", "hello"), Entry("agent", "hi")]
+    assert entries(data) == [TranscriptEntry("user", "hello"), TranscriptEntry("agent", "hi")]
     assert tokens(data) == 215
     assert whole_lines(data + b'{"type"') == data
     assert len(whole_lines(b"x" * CHUNK)) == CHUNK, "what is no line is given up"

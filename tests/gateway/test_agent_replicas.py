@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import holdfast
-from holdfast.gateway.agents import upkeep, workers
+from holdfast.gateway.agents import worker_rules, workers
 from tests.children import eventually
 from tests.conftest import fresh
 from tests.gateway.house import house_of
@@ -21,7 +21,7 @@ from tests.gateway.replicas import Replica, fleet
 
 PATIENT = """
     from holdfast.gateway.agents import records
-    records.PATIENCE = 600.0
+    records.LOCK_TIMEOUT = 600.0
 """
 """A hook waits for its agent, however slow the machine is."""
 
@@ -29,7 +29,7 @@ PATIENT = """
 @pytest.fixture(scope="module")
 def replicas(folder: Path) -> Iterator[list[Replica]]:
     """Three on one PostgreSQL. A stop that is put off is put off for longer than any test takes."""
-    with fleet(fresh(), folder, room=PATIENT, HOLDFAST_STOP_DELAY="3600") as made:
+    with fleet(fresh(), folder, feature=PATIENT, HOLDFAST_STOP_DELAY="3600") as made:
         yield made
 
 
@@ -120,7 +120,7 @@ async def test_a_deferred_stop_outlives_the_replica_it_came_to(replicas: list[Re
     assert replicas[0].http.get(f"/agents/{number}").json()["command"]["status"] == "running"
     async with house_of(replicas[0].url, tmp_path) as house:  # a fourth replica, to whose watchdog it is late already
         assert (await house.see(f"/agents/{number}"))["stop_at"] > time.time()
-        await house.amend(number, stop_at=time.time() - 2 * upkeep.GRACE)
+        await house.amend(number, stop_at=time.time() - 2 * worker_rules.GRACE)
         await workers.sweep(house.gateway, workers.WATCHDOG)
     eventually(  # by that watchdog, or by one of the others, which look every 10 s
         lambda: replicas[0].http.get(f"/agents/{number}").json()["command"] is None, "the stop is carried out"

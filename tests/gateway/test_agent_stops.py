@@ -6,8 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from holdfast.gateway.agents import hooks, records, upkeep, workers
-from holdfast.gateway.agents.desk import DueStop
+from holdfast.gateway.agents import hooks, records, worker_rules, workers
+from holdfast.gateway.agents.replica_state import DueStop
 from tests.gateway.house import House, house_of, seen
 
 
@@ -64,7 +64,7 @@ async def test_a_stop_that_is_lost_with_its_replica_is_for_the_watchdog(sqlite_u
         await stopped(house)
     async with house_of(sqlite_url, tmp_path) as house:
         assert (await workers.sweep(house.gateway, workers.WATCHDOG)).done == [], "it is not late yet"
-        await house.amend(stop_at=time.time() - upkeep.GRACE - 1)
+        await house.amend(stop_at=time.time() - worker_rules.GRACE - 1)
         assert (await workers.sweep(house.gateway, workers.WATCHDOG)).done == [1]
         assert await house.commands() == [("complete", "watchdog")]
         assert (await house.tell("session-end"))["command"] is None

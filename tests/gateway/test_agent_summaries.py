@@ -10,15 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 import holdfast
 from holdfast.gateway.agents import records, summaries
-from holdfast.gateway.agents.config_editor import merged
+from holdfast.gateway.agents.config_editor import merge
 from holdfast.gateway.agents.lifecycle import Turn
-from holdfast.gateway.context import Gateway
-from holdfast.gateway.settings import KNOBS
+from holdfast.gateway.settings import OPTIONS
 from tests.children import PATIENCE
 from tests.gateway.house import House, house_of
 
@@ -55,17 +53,15 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     made.go_on.set()
 
 
-async def test_a_summary_is_made_once_and_nobody_waits_for_it(house: House, slow: Slow, either: str) -> None:
+async def test_a_summary_is_made_once_and_nobody_waits_for_it(house: House, slow: Slow) -> None:
     first = asyncio.create_task(house.http.post(PATH))
     assert await asyncio.to_thread(slow.begun.wait, PATIENCE)
     second = await house.http.post(PATH)
     assert (second.status_code, second.headers["retry-after"], second.json()["text"]) == (202, "1", None)
-    if either.startswith("postgres"):
-        async with await psycopg.AsyncConnection.connect(either) as mine:
-            where = {"type": "summary", "id": records.key(1, 1)}
-            assert await holdfast.row_lock(mine, ("holdfast", "object"), **where) is None, "the row is what it has"
-    else:  # the file's one writer is free, however slow the summariser is
-        await house.other.objects.put_if("x", "x", 1, holdfast.MustCreate())
+    name = f"gateway:summary:{records.key(1, 1)}"
+    assert await house.other.lock(name).try_acquire() is None, "the first request has the lock"
+    # The one writer of a SQLite file is free, however slow the summariser is.
+    await house.other.objects.put_if("x", "x", 1, holdfast.MustCreate())
     slow.go_on.set()
     made = (await first).json()
     assert made["text"] == "summary 1"
@@ -96,26 +92,25 @@ async def test_a_summary_that_fails_or_is_broken_off_is_left_to_the_next(
 async def test_a_summary_that_was_made_between_our_look_and_our_lock_is_returned(
     house: House, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = summaries._held
+    theirs = {"text": "theirs", "made_at": 1.0}
 
     @asynccontextmanager
-    async def late(here: Gateway, id: str) -> AsyncIterator[summaries.Held | None]:
-        await house.other.objects.update("summary", id, lambda _: {"text": "theirs", "made_at": 1.0})
-        async with held(here, id) as found:
-            yield found
+    async def store_theirs() -> AsyncIterator[None]:
+        await house.other.objects.put_if("summary", records.key(1, 1), theirs, holdfast.MustCreate())
+        yield
 
-    monkeypatch.setattr(summaries, "_held", late)
+    monkeypatch.setattr(house.gateway.agents, "summarising", store_theirs())
     slow.go_on.set()
-    assert (await house.http.post(PATH)).json() == {"text": "theirs", "made_at": 1.0}
+    assert (await house.http.post(PATH)).json() == theirs
     assert slow.calls == []
 
 
 async def test_the_summariser_is_a_setting_and_the_default_is_local_and_always_the_same(house: House) -> None:
-    assert KNOBS["summariser"](f"{__name__}:shout") == f"{__name__}:shout"
-    assert await summaries._ask(summaries.load(f"{__name__}:shout"), []) == "SHOUTED"
+    assert OPTIONS["summariser"](f"{__name__}:shout") == f"{__name__}:shout"
+    assert await summaries._call(summaries.load(f"{__name__}:shout"), []) == "SHOUTED"
     for wrong in (f"{__name__}:nobody", "no.such.module:x", "json:__name__", ":"):
         with pytest.raises(ValueError, match="summariser"):
-            KNOBS["summariser"](wrong)
+            OPTIONS["summariser"](wrong)
     made = (await house.http.post(PATH)).json()
     assert made["text"] == "make it green → It is green. (2 turns, 1 by the user)"
     assert summaries.extract([]) == "(no prompt) → (no answer) (0 turns, 0 by the user)"
@@ -189,4 +184,4 @@ async def test_settings_are_edited_in_their_folder_alone_and_never_made_worse(sq
     ],
 )
 def test_merging(before: dict[str, Any], patch: dict[str, Any], after: dict[str, Any]) -> None:
-    assert merged(before, patch) == after
+    assert merge(before, patch) == after

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 import holdfast
-from holdfast.gateway.agents import records, upkeep, workers
+from holdfast.gateway.agents import records, worker_rules, workers
 from holdfast.gateway.context import Gateway
 from tests.gateway.house import SAID, House, house_of, seen
 
@@ -37,15 +37,15 @@ async def due_for_watchdog(house: House, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("worker", "make_due", "effect"),
     [
-        (workers.REAPER, due_for_reaper, {"state": "ended", "ended_why": "not heard of for 86400 s"}),
+        (workers.REAPER, due_for_reaper, {"state": "ended", "ended_why": "no hook for 86400 s"}),
         (workers.RECONCILER, due_for_reconciler, {"turns": 3, "transcript_turn": 3}),
         (workers.POLLER, due_for_reconciler, {"context_tokens": 999}),
         (workers.WATCHDOG, due_for_watchdog, {"state": "idle", "command": None}),
     ],
-    ids=lambda value: value.name if isinstance(value, workers.Worker) else "",
+    ids=lambda value: value.name if isinstance(value, workers.AgentWorker) else "",
 )
 async def test_a_worker_skips_a_locked_agent_and_comes_back(
-    house: House, tmp_path: Path, worker: workers.Worker, make_due: Callable[..., Any], effect: dict[str, Any]
+    house: House, tmp_path: Path, worker: workers.AgentWorker, make_due: Callable[..., Any], effect: dict[str, Any]
 ) -> None:
     await house.tell("user-prompt-submit")
     assert (await workers.sweep(house.gateway, worker)).done == [], "nothing is wrong with it"
@@ -101,7 +101,7 @@ async def test_a_long_transcript_is_taken_in_portions_and_keeps_nobody_waiting(
 
     await house.amend(2, reconciled_at=0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(upkeep, "reconcile", broken)
+        patch.setattr(worker_rules, "reconcile", broken)
         assert (await workers.sweep(house.gateway, workers.RECONCILER)).done == []
 
 
@@ -122,14 +122,14 @@ async def test_a_worker_has_one_agent_at_a_time_and_reads_it_anew(house: House) 
         await house.amend(number, seen_at=1.0)
     held: list[list[bool]] = []
 
-    async def work(here: Gateway, known: records.Known, now: float) -> None:
+    async def work(gateway: Gateway, stored: records.StoredAgent, now: float) -> None:
         tries = [await house.other.lock(("agent", number)).try_acquire() for number in (1, 2, 3)]
         held.append([grant is None for grant in tries])
         for grant in tries:
             if grant is not None:
                 await grant.release()
-        await workers.WATCHDOG.work(here, known, now)
-        if known.agent.number == 1:  # meanwhile the second one is heard of
+        await workers.WATCHDOG.work(gateway, stored, now)
+        if stored.agent.number == 1:  # meanwhile the second one is heard of
             await house.amend(2, seen_at=time.time())
 
     swept = await workers.sweep(house.gateway, workers.WATCHDOG._replace(work=work))
@@ -152,7 +152,7 @@ async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_tho
         patch.setattr(house.gateway.client.objects, "get", Mock(side_effect=AssertionError("it is asked for again")))
         assert (await workers.sweep(house.gateway, workers.REAPER)).done == []
     assert (await house.http.post("/agents/1/commands/1/summary")).status_code == 200
-    await house.amend(ended_at=time.time() - upkeep.KEEP - 1)
+    await house.amend(ended_at=time.time() - worker_rules.KEEP - 1)
     assert (await workers.sweep(house.gateway, workers.REAPER)).done == [1]
     assert (await house.http.get("/agents/1")).status_code == 404
     for kind in ("agent", "command", "turn", "summary"):

@@ -43,10 +43,10 @@ async def test_hooks_make_agents_commands_and_turns(house: House) -> None:
 async def test_a_hook_correlates_without_a_lock_then_takes_it_and_gives_up_in_time(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert records.PATIENCE == 15.0
+    assert records.LOCK_TIMEOUT == 15.0
     async with house.other.lock(("agent", 1)):
         with monkeypatch.context() as patched:
-            patched.setattr(records, "PATIENCE", 0.1)
+            patched.setattr(records, "LOCK_TIMEOUT", 0.1)
             busy = await house.hook("session-start")
         assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
         assert busy.headers["content-type"] == "application/problem+json"
@@ -155,4 +155,4 @@ def test_no_lock_of_this_process_keeps_anybody_from_an_agent() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in ("Lock", "RLock", "Semaphore", "Condition")
     }
-    assert found == {("desk.py", "Semaphore")}
+    assert found == {("replica_state.py", "Semaphore")}

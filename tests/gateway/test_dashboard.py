@@ -34,15 +34,15 @@ expect.set_options(timeout=PATIENCE)
 
 
 PATIENT = """
-    from holdfast.gateway.pages import looking
-    looking.PATIENCE = 60.0
+    from holdfast.gateway.pages import snapshot
+    snapshot.READ_WITHIN = 60.0
 """
 """No picture says that the database does not answer, however slow the machine is."""
 
 
 @pytest.fixture(scope="module")
 def replica(folder: Path) -> Iterator[Replica]:
-    with Replica(fresh(), folder, room=PATIENT) as made:
+    with Replica(fresh(), folder, feature=PATIENT) as made:
         yield made
 
 
@@ -137,7 +137,7 @@ def test_problems_come_first_and_are_told_to_those_who_hear_the_page(replica: Re
         first = page.locator("main > section").first
         expect(first).to_contain_text("A lease was lost in the last 15 minutes")
         expect(first).to_contain_text("was taken away by jane: a test")
-        expect(page.locator("#said[aria-live=polite]")).to_contain_text("A lease was lost")
+        expect(page.locator("#announcement[aria-live=polite]")).to_contain_text("A lease was lost")
         expect(page).to_have_title(re.compile(r"\(\d+\) holdfast$"))  # with how many there are
     assert page.evaluate("[...document.querySelectorAll('thead th')].every(each => each.scope === 'col')")
     assert page.evaluate(

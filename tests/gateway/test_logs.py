@@ -1,4 +1,4 @@
-"""One JSON object a line, with the number of the request and no secret; on a terminal, lines for people."""
+"""One JSON object a line, with the number of the request and no secret; on a terminal, lines for terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from holdfast.gateway.logs import _Form, request_id
+from holdfast.gateway.logs import EventFormatter, request_id
 
 SECRET = 'a-"token"\\that-is-known'
 SAID = f"postgresql://me:hunter2@db/app Authorization: Bearer abc.def Basic dTpw password=swordfish {SECRET}"
@@ -22,10 +22,10 @@ def record(message: str, **extra: object) -> logging.LogRecord:
     return made
 
 
-@pytest.mark.parametrize("people", [False, True])
-def test_no_secret_is_in_a_line_wherever_it_comes_from(people: bool) -> None:
-    form = _Form("r-1", [SECRET], people=people)
-    for each in (record("request", fields={"path": SAID}), record(SAID), record("x", holder=SAID)):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_secret_is_in_a_line_wherever_it_comes_from(terminal: bool) -> None:
+    form = EventFormatter("r-1", [SECRET], terminal=terminal)
+    for each in (record("request", event="request", fields={"path": SAID}), record(SAID), record("x", holder=SAID)):
         line = form.format(each)
         for secret in ("hunter2", "abc.def", "dTpw", "swordfish", SECRET, "that-is-known"):
             assert secret not in line
@@ -33,9 +33,9 @@ def test_no_secret_is_in_a_line_wherever_it_comes_from(people: bool) -> None:
 
 
 def test_a_line_is_an_object_with_a_stable_event_and_the_number_of_its_request() -> None:
-    form, token = _Form("r-1", [], people=False), request_id.set("n-7")
+    form, token = EventFormatter("r-1", [], terminal=False), request_id.set("n-7")
     try:
-        ours = json.loads(form.format(record("request", fields={"status": 200})))
+        ours = json.loads(form.format(record("request", event="request", fields={"status": 200})))
         theirs = json.loads(form.format(record("words\nof a library", elector="e", replica="e/1")))
     finally:
         request_id.reset(token)
@@ -43,4 +43,4 @@ def test_a_line_is_an_object_with_a_stable_event_and_the_number_of_its_request()
     assert (theirs["event"], theirs["message"], theirs["elector"]) == ("holdfast.gateway", "words\nof a library", "e")
     assert theirs["replica"] == "r-1"
     plain = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "a\x1b[2J\nb"})
-    assert _Form("r-1", [], people=True).format(plain).endswith(r"x a\x1b[2J\nb")
+    assert EventFormatter("r-1", [], terminal=True).format(plain).endswith(r"x a\x1b[2J\nb")

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 import holdfast
 from holdfast.cli.app import app
-from holdfast.commands import execute
-from holdfast.gateway import serving
+from holdfast.commands import running
+from holdfast.gateway import server
 from holdfast.gateway.app import create_app
-from holdfast.gateway.operators.commanding import MOST, Desk
+from holdfast.gateway.operators.commands import MAX_RUNNING, CommandRunner
 from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
@@ -271,7 +271,7 @@ async def test_what_holdfast_toml_declares_of_datasets_holds_for_operators_as_we
     (tmp_path / "holdfast.toml").write_text('[datasets.graves]\nmay_reset = ["elder*"]\n')
     monkeypatch.chdir(tmp_path)
     seen: list[Settings] = []
-    monkeypatch.setattr(serving, "run", lambda settings, ready: seen.append(settings))
+    monkeypatch.setattr(server, "run", lambda settings, ready: seen.append(settings))
     url = f"sqlite:///{tmp_path / 'app.db'}"
     CliRunner().invoke(app, ["--url", url, "serve", "--driver", "unix:/nowhere/driver.sock"], catch_exceptions=False)
     graves = holdfast.OperationKey(pipeline="etl", task="load", dataset="graves", operation="upsert")
@@ -296,20 +296,22 @@ async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(
     app = create_app(Settings(url, driver="unix:/nowhere/driver.sock"))
     over = threading.Event()
     async with app.router.lifespan_context(app):
-        desk: Desk = app.state.gateway.rooms["commands"]
+        runner: CommandRunner = app.state.gateway.commands
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-            for _ in range(MOST):
+            for _ in range(MAX_RUNNING):
                 with pytest.raises(Problem, match="can't start new thread"):
-                    await desk.run(lambda client: client)
-        works = [asyncio.ensure_future(desk.run(lambda client: over.wait(PATIENCE) and client)) for _ in range(MOST)]
+                    await runner.run(lambda client: client)
+        works = [
+            asyncio.ensure_future(runner.run(lambda client: over.wait(PATIENCE) and client)) for _ in range(MAX_RUNNING)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(Problem) as refused:
-            await desk.run(lambda client: client)
+            await runner.run(lambda client: client)
         assert refused.value.status == 503
         app.state.gateway.stopping.set()
         asyncio.get_running_loop().call_later(0.1, over.set)
     clients = {id(work.result()) for work in works}
     assert len(clients) == 1, "all on one client"
-    with pytest.raises(Problem, match="this replica ends"):
-        await desk.run(lambda client: client)
+    with pytest.raises(Problem, match="this replica is stopping"):
+        await runner.run(lambda client: client)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.pages import words
-from holdfast.gateway.pages.looking import Sight
-from holdfast.gateway.pages.parts import tell
-from holdfast.gateway.pages.problems import problems
+from holdfast.gateway.pages import formatting
+from holdfast.gateway.pages.panels import build_panels
+from holdfast.gateway.pages.problems import find_problems
+from holdfast.gateway.pages.snapshot import Snapshot
 
 NOW = 1_800_000_000.0
 
@@ -93,29 +93,31 @@ FOUND: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("seen", "titles"), FOUND)
 def test_what_is_wrong_is_found_and_nothing_else(seen: dict[str, Any], titles: list[str]) -> None:
-    sight = Sight(NOW, **seen)
-    assert [each.title for each in problems(sight)] == titles
-    assert tell(sight)["problems"]["count"] == len(titles)
-    later = tell(Sight(NOW + 0.2, **seen))
-    assert later == tell(sight), "while nothing happens, nothing is told anew"
+    snapshot = Snapshot(NOW, **seen)
+    assert [each.title for each in find_problems(snapshot)] == titles
+    assert build_panels(snapshot)["problems"]["count"] == len(titles)
+    later = build_panels(Snapshot(NOW + 0.2, **seen))
+    assert later == build_panels(snapshot), "while nothing happens, nothing is told anew"
 
 
 def test_the_worst_comes_first_and_the_rest_is_counted() -> None:
-    sight = Sight(NOW, leases=[lease(f"l{n}", left=1) for n in range(9)], unfinished=[operation("partial")])
-    worst, late = problems(sight)
+    snapshot = Snapshot(NOW, leases=[lease(f"l{n}", left=1) for n in range(9)], unfinished=[operation("partial")])
+    worst, late = find_problems(snapshot)
     assert (worst.level, late.level) == ("critical", "warning")
-    assert (len(late.about), late.more) == (5, 4)
-    assert all(each.todo for each in (worst, late))
+    assert (len(late.subjects), late.more) == (5, 4)
+    assert all(each.remedy for each in (worst, late))
 
 
 def test_spans_are_said_as_the_script_says_them() -> None:
     said = {0.9: "0 s", -3: "0 s", 59.9: "59 s", 61: "1 m 01 s", 3661: "1 h 01 m", 90000: "1 d 1 h", None: "?"}
-    assert {seconds: words.span(seconds) for seconds in said} == said
-    assert words.number(12345) == "12\u202f345"
+    assert {seconds: formatting.format_span(seconds) for seconds in said} == said
+    assert formatting.format_number(12345) == "12\u202f345"
 
 
 @pytest.mark.parametrize("payload", [None, "text", 7, [], {"status": "odd"}, {"status": {"conditions": "odd"}}, b"raw"])
 def test_a_record_may_be_anything(payload: Any) -> None:
-    found = tell(Sight(NOW, sandboxes=[sandbox(payload)], agents=[sandbox(payload)], sessions=[sandbox(payload)]))
+    found = build_panels(
+        Snapshot(NOW, sandboxes=[sandbox(payload)], agents=[sandbox(payload)], sessions=[sandbox(payload)])
+    )
     assert found["sandboxes"]["rows"][0]["state"] == "Provisioning"
     assert found["agents"]["rows"][0]["state"] == "unknown"

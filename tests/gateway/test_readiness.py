@@ -24,7 +24,7 @@ async def test_however_long_the_database_was_away_it_is_ready_when_it_is_back(
     serving: Serving, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(health, "TTL", 6.0)
-    monkeypatch.setattr(health, "AGAIN", 0.05)
+    monkeypatch.setattr(health, "RETRY_AFTER", 0.05)
     for pause in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
         monkeypatch.setattr(app, pause, 3600.0)
     with Proxy(postgres_url) as proxy:

@@ -16,7 +16,7 @@ from holdfast.commands import run
 from holdfast.commands.gateway import to_be_deleted
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.sandboxes.records import made
+from holdfast.gateway.sandboxes.records import new_payload
 from holdfast.gateway.sandboxes.routes import until_stopped
 from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE, eventually
@@ -151,7 +151,7 @@ async def test_a_crash_between_record_and_driver_comes_to_a_running_sandbox(
     """And one between the mark and the driver to a dead process group."""
     gateway: Gateway = complete.state.gateway
     given = new(argv=["sleep", "1000"], grace=0.1, supervised=supervised)
-    payload = made(given, gateway.address, "lost with its replica" if supervised else None)
+    payload = new_payload(given, gateway.address, "lost with its replica" if supervised else None)
     await gateway.client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
     record = await phase_is(gateway, "web", "Provisioning" if supervised else "Ready")
     pid = await pid_of(gateway, "web")
@@ -166,11 +166,11 @@ async def test_a_crash_between_record_and_driver_comes_to_a_running_sandbox(
 
 async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(complete: FastAPI) -> None:
     gateway: Gateway = complete.state.gateway
-    backends = gateway.rooms["backends"]
-    home = await backends.home()
-    for id, whose in (("stray", f"{home}/gone"), ("other", "elsewhere/1"), ("nobodys", None)):
+    backends = gateway.backends
+    installation = await backends.installation()
+    for id, whose in (("stray", f"{installation}/gone"), ("other", "elsewhere/1"), ("nobodys", None)):
         await gateway.driver.create(id, ["sleep", "1000"], owner=whose, grace=0.1)
-    await backends.end_strays()
+    await backends.end_orphans()
     left = await gateway.driver.get("stray")
     assert left is None or left.deleting
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=complete), base_url="http://localhost") as http:
@@ -186,7 +186,7 @@ async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(c
 
 async def test_a_watch_that_is_ended_twice_leaves_no_connection(complete: FastAPI) -> None:
     """As at the end of a replica on a busy machine: cancelled, and again while it waits for what it has begun."""
-    watch = complete.state.gateway.rooms["backends"].watch()
+    watch = complete.state.gateway.backends.watch()
     await anext(watch)
     connection = watch.ag_frame.f_locals["events"]._line._writer
     hearing = asyncio.ensure_future(anext(watch))

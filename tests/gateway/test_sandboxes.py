@@ -16,7 +16,7 @@ from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.sandboxes import routes
 from holdfast.gateway.sandboxes.models import NewSandbox
-from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
+from holdfast.gateway.sandboxes.records import SandboxAction, due_action, matches, new_payload, owner
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import parse
 from tests.children import PATIENCE
@@ -171,7 +171,7 @@ async def test_a_write_does_not_wait_for_a_driver_that_hangs(
     gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Watch and sweep do, with the record to themselves; but versions decide all the same."""
-    monkeypatch.setattr(routes, "_PATIENCE", 0.01)
+    monkeypatch.setattr(routes, "_RECONCILER_TIMEOUT", 0.01)
     await http.post("/sandboxes", json={**NEW, "id": "web"})
     async with gateway.reconciler.exclusive("web"), asyncio.timeout(PATIENCE):
         changed = await http.patch("/sandboxes/web", json={"metadata": {"a": 1}}, headers={"If-Match": "*"})
@@ -196,7 +196,7 @@ async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
         assert (taken.status_code, taken.json()["owner"]) == (409, "web")
     fixed = await http.patch("/sandboxes/web", json={"argv": ["x"]}, headers={"If-Match": "*"})
     assert fixed.status_code == 422
-    assert "argv of what runs cannot be changed" in fixed.json()["detail"]
+    assert "argv of a sandbox cannot be changed" in fixed.json()["detail"]
     assert (await http.get("/sandboxes/none")).status_code == 404
     for wrong in ("team", ["team=a", "team=b"]):
         assert (await http.get("/sandboxes", params={"label": wrong})).status_code == 422
@@ -225,7 +225,7 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
     url = f"sqlite:///{tmp_path / 'app.db'}"
     settings = Settings(url, driver=f"unix:{tmp_path / 'none.sock'}", tokens=parse("ops operate a-secret-of-operators"))
     with holdfast.Client(url) as client:
-        payload = made(new(argv=["true"], supervised=True), "http://here", "its own")
+        payload = new_payload(new(argv=["true"], supervised=True), "http://here", "its own")
         assert "its own" not in str(payload)
         client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
     with TestClient(create_app(settings), base_url="http://localhost") as http:
@@ -246,7 +246,7 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
 
 
 def test_what_is_due() -> None:
-    payload = made(new(argv=["true"]), "http://here", None)
+    payload = new_payload(new(argv=["true"]), "http://here", None)
     seen = {**payload, "status": {"phase": "Ready", "conditions": []}}
     going = {**payload, "status": {"phase": "Deleting"}}
     ours = holdfast.Backend("a", details={"owner": owner(payload, "home")})
@@ -254,19 +254,19 @@ def test_what_is_due() -> None:
     earlier = holdfast.Backend("a", details={"owner": "home/earlier"})
     foreign = holdfast.Backend("a", details={"owner": "away/1"})
     for given, backend, step in (
-        (payload, None, Step.MAKE),
-        (seen, None, Step.KEEP),
-        (going, None, Step.KEEP),
-        (None, None, Step.KEEP),
-        (payload, ours, Step.KEEP),
-        (going, ours, Step.END),
-        (going, ending, Step.KEEP),
-        (None, ours, Step.END),
-        (payload, earlier, Step.END),
-        (payload, foreign, Step.KEEP),
-        (None, foreign, Step.KEEP),
+        (payload, None, SandboxAction.CREATE),
+        (seen, None, SandboxAction.KEEP),
+        (going, None, SandboxAction.KEEP),
+        (None, None, SandboxAction.KEEP),
+        (payload, ours, SandboxAction.KEEP),
+        (going, ours, SandboxAction.END),
+        (going, ending, SandboxAction.KEEP),
+        (None, ours, SandboxAction.END),
+        (payload, earlier, SandboxAction.END),
+        (payload, foreign, SandboxAction.KEEP),
+        (None, foreign, SandboxAction.KEEP),
     ):
-        assert due(given, backend, "home") is step, (given, backend)
+        assert due_action(given, backend, "home") is step, (given, backend)
 
 
 def test_which_version_a_condition_names() -> None:

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 import holdfast.telemetry
 from holdfast.commands import run
-from holdfast.gateway import leading, sessions
+from holdfast.gateway import leader_duties, sessions
 from holdfast.gateway.context import Gateway
 from tests.children import PATIENCE
 
@@ -131,7 +131,7 @@ async def test_silence_is_noticed_in_a_pool_that_is_not_offered_any_more(
     silent, loud = await claimed(http), await claimed(http)
     gateway.settings = replace(gateway.settings, pools={"other": 1})
     await gateway.client.leases.force_release(f"@slot:default:{silent['slot']}", actor="test", reason="as if expired")
-    await sessions.tend(gateway)
+    await sessions.reconcile(gateway)
     listed = (await http.get("/sessions")).json()["items"]
     assert {each["id"]: each["state"] for each in listed} == {silent["id"]: "FAILED", loud["id"]: "ACTIVE"}
 
@@ -140,7 +140,7 @@ async def test_once_told_to_have_failed_nobody_ends_it_otherwise(
     gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does one that was just ended read as failed, because its slot is free. Nobody leads meanwhile."""
-    monkeypatch.setattr(sessions, "tend", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(sessions, "reconcile", lambda _: asyncio.sleep(0))
     for ask in ("get", "end"):
         told = await claimed(http)
         await gateway.client.leases.force_release(f"@slot:default:{told['slot']}", actor="test", reason="as if expired")
@@ -167,21 +167,21 @@ async def test_what_is_in_use_is_what_sessions_and_leases_agree_upon(gateway: Ga
     ours = gateway.client.slots("default", CAPACITY)
     for _ in range(3):
         await claimed(http)
-    await sessions.tend(gateway)
+    await sessions.reconcile(gateway)
     assert holdfast.telemetry.readings()["slots_in_use"] == 3
     assert not any(ours.invariant_violation_total.values())
     await ours.claim(owner="nobody that is known")
-    await sessions.tend(gateway)
+    await sessions.reconcile(gateway)
     assert ours.invariant_violation_total["unclaimed_lease"] >= 1
     assert holdfast.telemetry.readings()["slots_in_use"] == 3
     ended = await claimed(http)
     record = await gateway.client.objects.get("session", ended["id"])
     assert record is not None
-    await sessions._end(gateway, record, "STOPPED", "")  # and the replica died before it gave the slot back
-    await sessions.tend(gateway)
+    await sessions._record_end(gateway, record, "STOPPED", "")  # and the replica died before it gave the slot back
+    await sessions.reconcile(gateway)
     assert ours.invariant_violation_total["terminal_owner"] >= 1
     assert holdfast.telemetry.readings()["slots_in_use"] == 3
-    sessions.count_no_more(gateway)
+    sessions.stop_counting(gateway)
     assert holdfast.telemetry.readings()["slots_in_use"] == 0
 
 
@@ -238,6 +238,6 @@ async def test_what_a_leader_does_every_second_takes_no_more_than_a_tenth_of_the
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         patched.setattr(asyncio.get_running_loop(), "time", lambda: moment)
-        await leading._again(term, 0.001, duty)
+        await leader_duties._repeat(term, 0.001, duty)
     assert 0.9 <= pauses[0] <= 1.1
     assert pauses[1] <= 0.0011, "how long it took to fail says nothing"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.gateway import tokens
-from holdfast.gateway.settings import Mistakes, Settings, gather
+from holdfast.gateway.settings import Settings, SettingsError, load
 from tests.cli.command import call
 
 SECRET, OTHER = "s3cret-of-sixteen-or-more", "another-secret-of-sixteen"
@@ -17,7 +17,7 @@ SECRET, OTHER = "s3cret-of-sixteen-or-more", "another-secret-of-sixteen"
 def made(
     flags: dict[str, Any] | None = None, environment: dict[str, str] | None = None, table: dict[str, Any] | None = None
 ) -> Settings:
-    return gather("sqlite:///a.db", "holdfast", flags or {}, environment or {}, table or {})
+    return load("sqlite:///a.db", "holdfast", flags or {}, environment or {}, table or {})
 
 
 def test_without_a_word_it_is_a_laptop() -> None:
@@ -46,7 +46,7 @@ def test_every_mistake_is_told_at_once_and_no_secret(tmp_path: Path) -> None:
         "HOLDFAST_TOKENS_FILE": str(tmp_path / "tokens"),
         "HOLDFAST_ADVERTISE": "",
     }
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(SettingsError) as caught:
         made(flags, environment, {"stop_within": 0, "hosts": ["no spaces"], "colour": "red", "end_sandboxes": 3})
     told = str(caught.value)
     for place in (
@@ -59,7 +59,7 @@ def test_every_mistake_is_told_at_once_and_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "gw.example"])
 def test_elsewhere_than_on_loopback_tokens_are_needed(host: str) -> None:
-    with pytest.raises(Mistakes, match=r"not a loopback address.*Set tokens"):
+    with pytest.raises(SettingsError, match=r"not a loopback address.*Set tokens"):
         made({"host": host})
     found = made({"host": host}, {"HOLDFAST_TOKENS": f"alice operate {SECRET}; bob read {OTHER}"})
     assert [(each.name, each.scope) for each in found.tokens] == [("alice", "operate"), ("bob", "read")]
@@ -85,14 +85,14 @@ def test_tokens_of_file_and_environment_are_both_good_and_none_twice(tmp_path: P
     ],
 )  # fmt: skip
 def test_a_token_is_a_bearers_or_a_password(header: str, secret: str | None) -> None:
-    assert tokens.presented(header) == secret
+    assert tokens.secret_in_header(header) == secret
 
 
 def test_only_the_whole_secret_is_known() -> None:
     mine = tokens.Token("alice", "operate", SECRET)
-    assert tokens.known(SECRET, [tokens.Token("bob", "read", OTHER), mine]) is mine
+    assert tokens.find(SECRET, [tokens.Token("bob", "read", OTHER), mine]) is mine
     for other in (SECRET[:-1], SECRET + "x", "", SECRET.upper(), "\udcff"):
-        assert tokens.known(other, [mine]) is None
+        assert tokens.find(other, [mine]) is None
 
 
 def test_the_command_tells_all_mistakes_with_exit_code_2(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 import holdfast
-from holdfast.gateway import rules
-from holdfast.gateway.meter import Meter
-from holdfast.gateway.problem import Document
+from holdfast.gateway import admission_rules as rules
+from holdfast.gateway.admission import Admission
+from holdfast.gateway.problem import ProblemDocument
+from holdfast.gateway.request_metrics import RequestMetrics
 from holdfast.gateway.settings import Settings
-from holdfast.gateway.shield import Shield
 from holdfast.gateway.tokens import Token
 from tests.gateway.conftest import Serving
 
@@ -35,7 +35,7 @@ def routes(app: FastAPI) -> None:
 
     @app.get("/spoilt")
     async def spoilt(told: bool) -> dict[str, Any]:
-        return {"half": "\ud800"} if told else Document.model_validate({"type": ["hunter2"]}).model_dump()
+        return {"half": "\ud800"} if told else ProblemDocument.model_validate({"type": ["hunter2"]}).model_dump()
 
     @app.get("/own")
     async def own() -> Any:
@@ -55,7 +55,7 @@ def routes(app: FastAPI) -> None:
     ],
 )  # fmt: skip
 def test_a_host_is_ours_by_name_or_by_address(host: str, ours: bool) -> None:
-    assert rules.is_host_ours(host, {"gw.example"}) is ours
+    assert rules.is_allowed_host(host, {"gw.example"}) is ours
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_host_is_ours_by_name_or_by_address(host: str, ours: bool) -> None:
     ],
 )  # fmt: skip
 def test_a_write_is_begun_by_a_page_of_ours_or_by_none(headers: dict[str, str], ours: bool) -> None:
-    assert rules.is_origin_ours({"host": "gw:1", **headers}) is ours
+    assert rules.is_same_origin({"host": "gw:1", **headers}) is ours
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_write_is_begun_by_a_page_of_ours_or_by_none(headers: dict[str, str], 
         (b"[" * 100 + b"]" * 100, None),
         (b'["' + b"[" * 200 + rb'\"[", ' + b'"]", ' * 200 + b'"{"]', None),
         (b"[], " * 200, None),
-        (rb'{"a": "\ud83d"}', "halves"),
-        (rb'{"a": "\ude00\ud83d"}', "halves"),
-        (rb'{"\\\uDFFF": 1}', "halves"),
+        (rb'{"a": "\ud83d"}', "surrogates"),
+        (rb'{"a": "\ude00\ud83d"}', "surrogates"),
+        (rb'{"\\\uDFFF": 1}', "surrogates"),
         (b'{"a": "\xed\xa0\x80"}', "UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "UTF-8"),
         (b'{"a": ' * 101 + b"1" + b"}" * 101, "inside each other"),
@@ -90,28 +90,28 @@ def test_a_write_is_begun_by_a_page_of_ours_or_by_none(headers: dict[str, str], 
     ],
 )
 def test_a_body_can_be_told_again(body: bytes, about: str | None) -> None:
-    found = rules.unspeakable(body)
+    found = rules.json_body_error(body)
     assert found is None if about is None else about in (found or "")
 
 
 def test_a_bucket_fills_with_time_and_never_over() -> None:
     clock = [0.0]
-    rates = rules.Rates(2.0, lambda: clock[0])
-    assert [rates.wait("a") for _ in range(3)] == [None, None, 1]
-    assert rates.wait("b") is None, "each has its own"
+    rates = rules.RateLimit(2.0, lambda: clock[0])
+    assert [rates.take("a") for _ in range(3)] == [None, None, 1]
+    assert rates.take("b") is None, "each has its own"
     clock[0] = 0.5
-    assert [rates.wait("a"), rates.wait("a")] == [None, 1]
+    assert [rates.take("a"), rates.take("a")] == [None, 1]
     clock[0] = 1000.0
-    assert [rates.wait("a") for _ in range(3)] == [None, None, 1]
-    slow = rules.Rates(0.1, lambda: clock[0])
-    assert [slow.wait("a"), slow.wait("a")] == [None, 10]
-    assert [rules.Rates(0, lambda: 0.0).wait("a") for _ in range(3)] == [None] * 3
+    assert [rates.take("a") for _ in range(3)] == [None, None, 1]
+    slow = rules.RateLimit(0.1, lambda: clock[0])
+    assert [slow.take("a"), slow.take("a")] == [None, 10]
+    assert [rules.RateLimit(0, lambda: 0.0).take("a") for _ in range(3)] == [None] * 3
 
 
 def test_a_number_of_the_clients_own_is_kept_if_it_is_harmless() -> None:
-    assert rules.number_of("abc-1.2:3_4") == "abc-1.2:3_4"
+    assert rules.request_id("abc-1.2:3_4") == "abc-1.2:3_4"
     for other in (None, "", "a" * 65, "a b", "a\nb", '"', "<b>", "é"):
-        assert len(rules.number_of(other)) == 32
+        assert len(rules.request_id(other)) == 32
 
 
 def told(answer: httpx.Response, status: int) -> dict[str, Any]:
@@ -212,7 +212,7 @@ async def test_a_handshake_has_no_body_whatever_it_says() -> None:
 
     headers = [(b"host", b"localhost"), (b"content-length", b"0")]
     scope = {"type": "websocket", "path": "/sandboxes/x/supervisor", "query_string": b"", "headers": headers}
-    await Shield(app, settings=Settings("sqlite:///none.db"), meter=Meter())(scope, receive, send)
+    await Admission(app, settings=Settings("sqlite:///none.db"), metrics=RequestMetrics())(scope, receive, send)
     assert heard == ["websocket.connect"]
 
 

@@ -13,17 +13,17 @@ import pytest
 
 import holdfast
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.pages import looking, telling, words
-from holdfast.gateway.pages.problems import problems
+from holdfast.gateway.pages import formatting, snapshot, stream
+from holdfast.gateway.pages.problems import find_problems
 from tests.children import PATIENCE, eventually
 
 
 async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "EVERY", 0.0)
+    monkeypatch.setattr(stream, "EVERY", 0.0)
     assert "does not answer" not in (await http.get("/")).text
-    monkeypatch.setattr(looking, "PATIENCE", 0.05)
+    monkeypatch.setattr(snapshot, "READ_WITHIN", 0.05)
     for error, told in (
         (holdfast.EngineError("no route <b>"), "no route &lt;b&gt;"),
         (holdfast.SchemaMismatch("run it"), "run it"),
@@ -35,7 +35,7 @@ async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
                 raise error
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(looking, "_asked", fail)
+        monkeypatch.setattr(snapshot, "_read", fail)
         answer = await http.get("/")
         assert answer.status_code == 200
         assert told in answer.text
@@ -44,7 +44,7 @@ async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
 async def test_however_many_watch_the_database_is_asked_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look happens when the test lets it, so that there are as many as pictures, however slow the machine is."""
     asked = 0
-    look, may_look = looking.look, asyncio.Semaphore(1)
+    look, may_look = snapshot.take_snapshot, asyncio.Semaphore(1)
 
     async def counted(*arguments: Any) -> Any:
         nonlocal asked
@@ -52,11 +52,11 @@ async def test_however_many_watch_the_database_is_asked_once(gateway: Gateway, m
         await may_look.acquire()
         return await look(*arguments)
 
-    monkeypatch.setattr(telling, "QUIET", 3600.0)
-    monkeypatch.setattr(telling, "look", counted)
-    teller: telling.Teller = gateway.rooms["pages"]
+    monkeypatch.setattr(stream, "CLOCK_EVERY", 3600.0)
+    monkeypatch.setattr(stream, "take_snapshot", counted)
+    pages = gateway.pages
     async with asyncio.timeout(PATIENCE):
-        watching = [teller.watch() for _ in range(50)]
+        watching = [pages.subscribe() for _ in range(50)]
         first = await asyncio.gather(*(anext(each) for each in watching))
         assert len(set(first)) == 1
         assert asked <= 2, "the next look may have begun"
@@ -79,7 +79,7 @@ async def _rest(stream: Any) -> list[str]:
 
 
 async def test_one_too_many_is_told_so(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "MOST", 0)
+    monkeypatch.setattr(stream, "MAX_CLIENTS", 0)
     answer = await http.get("/events")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert answer.headers["retry-after"] == "10"
@@ -99,11 +99,11 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres
         in_line = threads.submit(user.lock("session of a user").acquire, timeout=PATIENCE)
         eventually(lambda: sum(not each.granted and bool(each.name) for each in standby.locks.list()) == 2, "both wait")
         async with holdfast.AsyncClient(postgres_url) as client:
-            seen = await looking.look(dataclasses.replace(gateway, client=client), None)
+            seen = await snapshot.take_snapshot(dataclasses.replace(gateway, client=client), None)
         assert seen.trouble is None
         assert [each.label for each in seen.locks if not each.granted] == ["session of a user"]
         later = dataclasses.replace(seen, locks=[dataclasses.replace(each, duration=60.0) for each in seen.locks])
-        assert [each.about[0].name for each in problems(later) if "lock" in each.title] == ["session of a user"]
+        assert [each.subjects[0].name for each in find_problems(later) if "lock" in each.title] == ["session of a user"]
         grant.release()
         held.release()
         waits.result().release()
@@ -111,6 +111,12 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres
 
 
 def test_names_stand_in_the_order_in_which_people_count_and_an_agent_has_its_number() -> None:
-    assert sorted(["sb-10", "sb-9", "9", "sb", "10"], key=words.in_order) == ["9", "10", "sb", "sb-9", "sb-10"]
+    assert sorted(["sb-10", "sb-9", "9", "sb", "10"], key=formatting.natural_order) == [
+        "9",
+        "10",
+        "sb",
+        "sb-9",
+        "sb-10",
+    ]
     called = [SimpleNamespace(id="7", name=name, payload={"number": 7}) for name in ("session:s1", None)]
-    assert [words.called(each) for each in called] == ["agent 7 s1", "agent 7"]
+    assert [formatting.record_name(each) for each in called] == ["agent 7 s1", "agent 7"]

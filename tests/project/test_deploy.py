@@ -18,14 +18,14 @@ import yaml
 from dockerfile_parse import DockerfileParser
 
 from holdfast.cli.app import app
-from holdfast.gateway.settings import KNOBS
+from holdfast.gateway.settings import OPTIONS
 from tests.cli.command import ROOT
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 EXAMPLE = ROOT / "examples/systemd/sweep.service"
-VARIABLES = {f"HOLDFAST_{name.upper()}" for name in KNOBS} | {
+VARIABLES = {f"HOLDFAST_{name.upper()}" for name in OPTIONS} | {
     "HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_DRIVER_TOKEN", "HOLDFAST_REPLICA_ID",
 }  # fmt: skip
 GATEWAY_PORT = 7411

@@ -1,14 +1,17 @@
-"""The gateway: a replica of a control plane for agent sandboxes, on the public door of the library alone.
+"""The gateway: a service that runs agent sandboxes, on the public names of the library alone.
 
-app         what is put together, and in which order it starts and stops
-settings    flags, environment and holdfast.toml, with all their mistakes at once
-context     what every route works with: the client, the driver, who we are
-problem     every error as application/problem+json
-shield      who may ask: hosts, origins, tokens, sizes, rates; a number for each request
-health      alive, ready, metrics
-sandboxes   records of the store, run by the driver, kept true by the leader
-sessions    who has which slot, and until when
-agents      hooks, one at a time an agent, and the workers that leave a busy one alone
-operators   what there is to see, and governed commands
-pages       the dashboard
+app              builds a replica and defines the order in which it starts and stops
+server           runs a replica as a process, from the first bind to the last signal
+settings         flags, environment and holdfast.toml; reports all mistakes at once
+context          what every route works with: the client, the driver, the replica's name
+admission        ASGI middleware: hosts, origins, tokens, sizes, rates, request ids
+problem          every error as application/problem+json
+health           /healthz, /readyz, /metrics
+leader_duties    what one replica does for all
+driver_process   the process driver that a replica starts for itself
+sandboxes        records of the store, run by the driver, reconciled by the leader
+sessions         which session has which slot, and until when
+agents           hooks, serialised per agent, and the workers that look after agents
+operators        queries and governed commands
+pages            the dashboard
 """

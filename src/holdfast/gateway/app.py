@@ -1,10 +1,9 @@
-"""What a replica is put together of, and in which order it starts and stops."""
+"""Builds a replica, and defines the order in which its parts start and stop."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -15,33 +14,44 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import health, leading, openapi, operators, pages, problem, rules, sandboxes, sessions
+from holdfast.gateway import (
+    admission_rules,
+    health,
+    leader_duties,
+    openapi,
+    operators,
+    pages,
+    problem,
+    sandboxes,
+    sessions,
+)
+from holdfast.gateway.admission import Admission
 from holdfast.gateway.agents import routes as agents
-from holdfast.gateway.beside import Beside
 from holdfast.gateway.context import Gateway, Loop
-from holdfast.gateway.logs import say
-from holdfast.gateway.meter import Meter
+from holdfast.gateway.driver_process import DriverProcess
+from holdfast.gateway.logs import ERROR, WARNING, log
+from holdfast.gateway.request_metrics import RequestMetrics
 from holdfast.gateway.settings import Settings
-from holdfast.gateway.shield import Shield
 from holdfast.integrations.asgi import IdempotencyMiddleware
 from holdfast.integrations.prometheus import export
 
-ROOMS: tuple[Any, ...] = (health, sandboxes, sessions, leading, agents, operators, pages)
-"""Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
+FEATURES: tuple[Any, ...] = (health, sandboxes, sessions, leader_duties, agents, operators, pages)
+"""Modules that have a ``router``, and may have ``loops(gateway)``: what they run beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
-    meter = Meter()
+    """The ASGI application of a replica. The database and the driver are opened when its lifespan begins."""
+    metrics = RequestMetrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            stack.callback(export(meter.registry))
-            app.state.gateway = await _opened(settings, replica or instance(), stack)
-            app.state.gateway.metrics = meter.registry
-            await stack.enter_async_context(_running(app.state.gateway))
+            stack.callback(export(metrics.registry))
+            app.state.gateway = await _open_gateway(settings, replica or replica_name(), stack)
+            app.state.gateway.metrics = metrics.registry
+            await stack.enter_async_context(_run_loops(app.state.gateway))
             yield
 
     app = FastAPI(
@@ -49,58 +59,60 @@ def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
         redirect_slashes=False,
     )  # fmt: skip
     problem.register(app)
-    for room in ROOMS:
-        app.router.routes.extend(room.router.routes)  # flat: a router in a router is searched twice for each level
+    for feature in FEATURES:
+        app.router.routes.extend(feature.router.routes)  # flat: Starlette searches a nested router twice per level
     app.add_middleware(
         IdempotencyMiddleware, client=lambda scope: scope["app"].state.gateway.client,
         principal=lambda scope: scope["state"]["principal"], methods=("POST",),
-        max_body=rules.BODY_BYTES,
+        max_body=admission_rules.BODY_BYTES,
     )  # fmt: skip
-    app.add_middleware(Shield, settings=settings, meter=meter)
-    openapi.describe(app)
+    app.add_middleware(Admission, settings=settings, metrics=metrics)
+    openapi.extend(app)
     return app
 
 
-async def _opened(settings: Settings, replica: str, stack: AsyncExitStack) -> Gateway:
-    """What is closed last comes first: the driver goes when the leases are released."""
+async def _open_gateway(settings: Settings, replica: str, stack: AsyncExitStack) -> Gateway:
+    """Open the driver first and the client second: the driver must end after the leases are released."""
     loops, address = [], settings.driver
     if address is None:
-        beside = Beside(settings.driver_folder, end_sandboxes=settings.end_sandboxes)
-        stack.push_async_callback(beside.close)
-        await beside.ensure()
-        loops, address = [Loop("driver", beside.keep)], beside.address
+        process = DriverProcess(settings.driver_folder, end_sandboxes=settings.end_sandboxes)
+        stack.push_async_callback(process.close)
+        await process.ensure_running()
+        loops, address = [Loop("driver", process.supervise)], process.address
     driver = holdfast.AsyncProcessDriver(address)
     client = await stack.enter_async_context(holdfast.AsyncClient(settings.url, schema=settings.schema))
-    await client.leases.list()  # SQLite migrates itself; PostgreSQL says the command
-    return Gateway(settings, client, driver, replica, settings.advertise or _address(settings), loops)
+    await client.leases.list()  # SQLite migrates itself here; PostgreSQL raises SchemaMismatch with the command to run
+    return Gateway(settings, client, driver, replica, settings.advertise or _advertised_address(settings), loops)
 
 
 @asynccontextmanager
-async def _running(gateway: Gateway) -> AsyncIterator[None]:
-    """All loops, until we are told to end, or leave the block."""
-    for room in ROOMS:
-        if hasattr(room, "loops"):
-            gateway.loops += room.loops(gateway)
-    tasks = [asyncio.create_task(_kept(gateway, loop), name=loop.name) for loop in gateway.loops]
-    ending = asyncio.create_task(_ended(gateway, tasks))
+async def _run_loops(gateway: Gateway) -> AsyncIterator[None]:
+    """Run all loops until ``gateway.stopping`` is set or the block is left."""
+    for feature in FEATURES:
+        if hasattr(feature, "loops"):
+            gateway.loops += feature.loops(gateway)
+    tasks = [asyncio.create_task(_restart_on_error(gateway, loop), name=loop.name) for loop in gateway.loops]
+    cancelling = asyncio.create_task(_cancel_on_stop(gateway, tasks))
     try:
         yield
     finally:
         gateway.stopping.set()
-        await ending
+        await cancelling
 
 
-async def _ended(gateway: Gateway, tasks: list[asyncio.Task[None]]) -> None:
-    """All of them, when we are told to end. What does not heed it ends with the process, which has a bound."""
+async def _cancel_on_stop(gateway: Gateway, tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel all loops when the replica stops, and wait for them. ``stop_within`` ends one that does not react."""
     await gateway.stopping.wait()
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
 
 
-async def _kept(gateway: Gateway, loop: Loop) -> None:
-    """Run it again when it fails, later each time, unless it went well for a while. What it meets on its way out, when
-    it is cancelled, is told in the place of the cancellation, and must not bring it back."""
+async def _restart_on_error(gateway: Gateway, loop: Loop) -> None:
+    """Run a loop again when it raises, after a pause that doubles unless the loop ran well for a while.
+
+    An exception raised during cancellation replaces the CancelledError, and must not restart the loop.
+    """
     clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
     while True:
         began = clock()
@@ -108,29 +120,32 @@ async def _kept(gateway: Gateway, loop: Loop) -> None:
             return await loop.run()
         except Exception as error:
             if gateway.stopping.is_set():
-                say("loop.failed", logging.WARNING, loop=loop.name, error=error)
+                log.event("loop.failed", WARNING, exc_info=error, loop=loop.name)
                 return None
             pause = _FIRST_PAUSE if clock() - began > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
-            say("loop.failed", logging.ERROR, loop=loop.name, again_in=pause, error=error)
+            log.event("loop.failed", ERROR, exc_info=error, loop=loop.name, again_in=pause)
         await asyncio.sleep(pause)
 
 
-def instance() -> str:
+def replica_name() -> str:
     """A name that no other running replica has."""
     name = os.environ.get("HOLDFAST_REPLICA_ID") or socket.gethostname()
     return f"{name}:{os.getpid()}:{uuid4().hex[:8]}"
 
 
-def _address(settings: Settings) -> str:
-    """One that leads somewhere: all addresses of this machine are none to go to. Where its own name stands for
-    loopback, as many a machine has it, other machines would be sent to themselves, and somebody has to know."""
+def _advertised_address(settings: Settings) -> str:
+    """The URL that other replicas redirect to, built from host and port.
+
+    A wildcard host is replaced by the address that the machine's own name resolves to. On many machines that is
+    loopback: other machines would be redirected to themselves, so a warning is logged.
+    """
     host = settings.host
     if host in ("0.0.0.0", "::", ""):
         with suppress(OSError):
             host = socket.gethostbyname(socket.gethostname())
-        found = ipaddress.ip_address(host or "::")
-        if not settings.single and (found.is_loopback or found.is_unspecified):
-            say(
-                "gateway.unreachable", logging.WARNING, found=host, remedy="say --advertise, which other replicas reach"
+        address = ipaddress.ip_address(host or "::")
+        if not settings.single and (address.is_loopback or address.is_unspecified):
+            log.event(
+                "gateway.unreachable", WARNING, found=host, remedy="set --advertise to a URL that other replicas reach"
             )
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

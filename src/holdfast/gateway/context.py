@@ -1,47 +1,59 @@
-"""What every route and every loop works with."""
+"""The state of a running replica, which every route and every loop works with."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends
 from prometheus_client import CollectorRegistry
 from starlette.requests import HTTPConnection
 
 import holdfast
-from holdfast.gateway.agents.desk import Desk
+from holdfast.gateway.agents.replica_state import AgentState
 from holdfast.gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from holdfast.gateway.operators.commands import CommandRunner
+    from holdfast.gateway.pages.stream import PageStream
+    from holdfast.gateway.sandboxes.backends import Backends
+    from holdfast.gateway.sandboxes.supervisors import SupervisorConnection
 
 
 @dataclass(slots=True)
 class Gateway:
-    """One replica, while it runs."""
+    """One replica, while it runs. The attributes without a default value are set by ``loops`` of their feature."""
 
     settings: Settings
     client: holdfast.AsyncClient
     driver: holdfast.AsyncProcessDriver
     replica: str
-    """Who we are in leases, logs and on pages: unique to this running instance."""
+    """The name of this replica in leases, logs and on pages: unique to this running instance."""
     address: str
-    """Where the other replicas and those who are sent on can reach us, e.g. http://10.0.0.7:7411."""
+    """Where other replicas and redirected clients reach this one, e.g. http://10.0.0.7:7411."""
     loops: list[Loop] = field(default_factory=list)
-    """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
-    agents: Desk = field(default_factory=Desk)
-    elector: Any = None
-    """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
+    """What runs beside the requests; cancelled and awaited at the end."""
+    agents: AgentState = field(default_factory=AgentState)
+    supervisors: dict[str, SupervisorConnection] = field(default_factory=dict)
+    """The connections to supervisors that this replica has, by the id of the sandbox."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when we were told to end: what streams to a client ends then."""
+    """Set when the process was asked to end: streams to clients end then."""
     leaving: bool = False
-    """Told that it will soon be told to end: another one leads, and no new requests should come."""
-    reconciler: Any = None
-    """Keeps the records of sandboxes true while we lead; its ``exclusive(id)`` is for those who write one here."""
-    rooms: dict[str, Any] = field(default_factory=dict)
-    """What a room keeps while we run, by its name."""
+    """Whether the process will soon be asked to end: another replica leads, and /readyz refuses new requests."""
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
-    """What /metrics tells: a room may add its own."""
+    """What /metrics returns."""
+    presence: Any = None
+    """The grant of this replica's own lease; None before the first one."""
+    elector: Any = None
+    """Elects the leader of the replicas. None before the loops have started."""
+    reconciler: Any = None
+    """Reconciles the records of sandboxes while this replica leads. A route that writes one enters
+    ``reconciler.exclusive(id)``."""
+    backends: Backends = field(init=False)
+    commands: CommandRunner = field(init=False)
+    pages: PageStream = field(init=False)
 
 
 @dataclass(slots=True)
@@ -50,10 +62,10 @@ class Loop:
     run: Callable[[], Coroutine[Any, Any, None]]
 
 
-async def _gateway(connection: HTTPConnection) -> Gateway:
+async def _current_gateway(connection: HTTPConnection) -> Gateway:
     gateway: Gateway = connection.app.state.gateway
     return gateway
 
 
-Here = Annotated[Gateway, Depends(_gateway)]
-"""``async def route(here: Here)``: the replica that answers."""
+CurrentGateway = Annotated[Gateway, Depends(_current_gateway)]
+"""``async def route(gateway: CurrentGateway)``: the replica that answers."""

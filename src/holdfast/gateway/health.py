@@ -1,14 +1,13 @@
-"""Alive, ready, measured.
+"""/healthz, /readyz and /metrics.
 
-Alive is a process whose loop answers: no database can make it restart. Ready is one whose database answers, whose
-tables fit, and whose heartbeat is fresh. The heartbeat is that of a lease which every replica holds on its own name:
-by it the others know who is there.
+A replica is alive when its event loop answers: no database can make an orchestrator restart it. It is ready when its
+database answers, the schema has the right version, and its heartbeat is fresh. The heartbeat is that of a lease which
+every replica holds on its own name; by these leases replicas are listed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,17 +17,17 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 import holdfast
-from holdfast.gateway.context import Gateway, Here, Loop
-from holdfast.gateway.logs import say
+from holdfast.gateway.context import CurrentGateway, Gateway, Loop
+from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import Problem, documented
 
 PRESENCE = "gateway:replica:"
-"""And the replica's name: the lease by which it is known to be there."""
+"""Prefix of the lease of a replica; its name follows."""
 TTL = 15.0
-_PATIENCE = 2.0
-AGAIN = 1.0
-"""Seconds between two tries to be there again. No longer, however long the database was away: no request is sent to who
-is not there, and all replicas are away at once."""
+_CHECK_WITHIN = 2.0
+RETRY_AFTER = 1.0
+"""Seconds between two attempts to acquire this lease. They do not grow while the database is away: until a replica has
+its lease again no request is routed to it, and all replicas lose theirs at once."""
 
 router = APIRouter(tags=["health"])
 
@@ -42,8 +41,8 @@ _EXAMPLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Lead(BaseModel):
-    """Who leads the replicas, as far as this one knows without asking."""
+class Leadership(BaseModel):
+    """Which replica leads, as far as this one knows without asking the database."""
 
     leader: str | None = Field(description="The holder of the lease that was last seen.")
     leading: bool = Field(description="Whether it is this replica.")
@@ -51,91 +50,85 @@ class Lead(BaseModel):
     since: datetime | None = Field(description="When it was first seen to lead.")
     renewed_ago: float | None = Field(description="Seconds since its last renewal.")
     transitions: int = Field(description="How often this replica saw the leader change.")
-    fence: int | None = Field(description="Of our own term, if we lead.")
+    fence: int | None = Field(description="Of this replica's own term, if it leads.")
+    model_config = ConfigDict(from_attributes=True)
 
 
 class Health(BaseModel):
     status: Literal["alive", "ready"]
     replica: str
-    lease: Lead | None = Field(description="None where nobody is elected.")
+    lease: Leadership | None = Field(description="Null before the election has started.")
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
 
-@router.head("/healthz", include_in_schema=False)  # as some load balancers ask
+@router.head("/healthz", include_in_schema=False)  # some load balancers send HEAD
 @router.get("/healthz", summary="Whether the process is alive")
-async def alive(here: Here) -> Health:
-    return Health(status="alive", replica=here.replica, lease=_lead(here))
+async def alive(gateway: CurrentGateway) -> Health:
+    return Health(status="alive", replica=gateway.replica, lease=_leadership(gateway))
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Whether requests should be sent here", responses=documented(503))
-async def ready(here: Here) -> Health:
-    """The database answers, its tables fit, our heartbeat is fresh, and we were not told to end."""
-    checks = await _checks(here)
-    if wrong := [name for name, fine in checks.items() if not fine]:
-        lead = _lead(here)
+async def ready(gateway: CurrentGateway) -> Health:
+    """The database answers, its schema fits, the heartbeat is fresh, and the process was not asked to end."""
+    checks, leadership = await _checks(gateway), _leadership(gateway)
+    if failed := [name for name, is_fine in checks.items() if not is_fine]:
         raise Problem(
-            503, f"not ready: {', '.join(wrong)}", headers={"Retry-After": "1"}, replica=here.replica, checks=checks,
-            lease=lead and lead.model_dump(mode="json"),
+            503, f"not ready: {', '.join(failed)}", headers={"Retry-After": "1"}, replica=gateway.replica,
+            checks=checks, lease=leadership and leadership.model_dump(mode="json"),
         )  # fmt: skip
-    return Health(status="ready", replica=here.replica, lease=_lead(here))
+    return Health(status="ready", replica=gateway.replica, lease=leadership)
 
 
 @router.get("/metrics", summary="For Prometheus", response_class=PlainTextResponse)
-async def metrics(here: Here) -> Response:
-    return Response(generate_latest(here.metrics), media_type=CONTENT_TYPE_LATEST)
+async def metrics(gateway: CurrentGateway) -> Response:
+    return Response(generate_latest(gateway.metrics), media_type=CONTENT_TYPE_LATEST)
 
 
 def loops(gateway: Gateway) -> list[Loop]:
-    async def present() -> None:
-        await _present(gateway)
+    async def hold_presence() -> None:
+        await _hold_presence(gateway)
 
-    return [Loop("presence", present)]
+    return [Loop("presence", hold_presence)]
 
 
-async def _present(gateway: Gateway) -> None:
-    """Hold the lease on our own name, and take it again when it was lost."""
-    loop = asyncio.get_running_loop()
+async def _hold_presence(gateway: Gateway) -> None:
+    """Hold the lease on the replica's own name, and acquire it again after a loss."""
     while True:
         lost = asyncio.Event()
 
-        def tell(_: object, lost: asyncio.Event = lost) -> None:  # in the keeper's thread
-            loop.call_soon_threadsafe(lost.set)
+        def on_lost(_: object, lost: asyncio.Event = lost) -> None:
+            lost.set()
 
-        lease = gateway.client.lease(PRESENCE + gateway.replica, ttl=TTL, holder=gateway.replica, on_lost=tell)
+        lease = gateway.client.lease(PRESENCE + gateway.replica, ttl=TTL, holder=gateway.replica, on_lost=on_lost)
         try:
-            grant = await lease.acquire(timeout=None)
-            gateway.rooms["presence"] = grant
+            gateway.presence = grant = await lease.acquire(timeout=None)
             try:
                 await lost.wait()
-                say("presence.lost", logging.WARNING)
+                log.event("presence.lost", WARNING)
             finally:
                 await grant.release()
         except holdfast.EngineError as error:
-            if gateway.stopping.is_set():  # it was on its way out
+            if gateway.stopping.is_set():  # the error replaced the cancellation
                 return
-            say("presence.refused", logging.WARNING, again_in=AGAIN, why=str(error))
-            await asyncio.sleep(AGAIN)
+            log.event("presence.refused", WARNING, again_in=RETRY_AFTER, why=str(error))
+            await asyncio.sleep(RETRY_AFTER)
 
 
 async def _checks(gateway: Gateway) -> dict[str, bool]:
-    running = not (gateway.leaving or gateway.stopping.is_set())
-    checks = {"database": False, "schema": False, "heartbeat": False, "running": running}
+    is_running = not (gateway.leaving or gateway.stopping.is_set())
+    checks = {"database": False, "schema": False, "heartbeat": False, "running": is_running}
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_CHECK_WITHIN):
             await gateway.client.leases.get(PRESENCE + gateway.replica)
         checks["database"] = checks["schema"] = True
     except holdfast.SchemaMismatch:
         checks["database"] = True
     except (holdfast.HoldfastError, TimeoutError) as error:
-        say("database.silent", logging.WARNING, why=str(error))
-    grant = gateway.rooms.get("presence")
-    checks["heartbeat"] = grant is not None and not grant.lost
+        log.event("database.silent", WARNING, why=str(error))
+    checks["heartbeat"] = gateway.presence is not None and not gateway.presence.lost
     return checks
 
 
-def _lead(gateway: Gateway) -> Lead | None:
-    if gateway.elector is None:
-        return None
-    found = gateway.elector.status()
-    return Lead(**{name: getattr(found, name) for name in Lead.model_fields})
+def _leadership(gateway: Gateway) -> Leadership | None:
+    return None if gateway.elector is None else Leadership.model_validate(gateway.elector.status())

@@ -1,6 +1,8 @@
-"""What a replica tells: one JSON object a line on stderr, or lines for people on a terminal. No secret is in them.
+"""The log of a replica: one JSON object a line on stderr, readable lines on a terminal. Secrets are masked in both.
 
-``event`` has a stable name, to be searched for and alerted on; what belongs to it stands in fields of its own.
+Every record has an ``event``, a stable name to search for and to alert on, and fields. Records of the library have
+their fields as attributes. Records of the gateway have them in ``record.fields``, because the names of some fields come
+from other programs and could be names of attributes.
 """
 
 from __future__ import annotations
@@ -14,79 +16,102 @@ import traceback
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from logging import ERROR, INFO, WARNING
 from typing import Any
 
-_log = logging.getLogger("holdfast.gateway")
-_USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "fields", "color_message"}
+__all__ = ["ERROR", "INFO", "WARNING", "install", "log", "request_id"]
+
+_STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "message", "asctime", "taskName", "fields", "event", "color_message",
+}  # fmt: skip
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Of the request that this task answers."""
+"""The id of the request that the current task answers."""
 
 
-def say(
-    event: str,
-    level: int = logging.INFO,
-    *,
-    error: BaseException | None = None,
-    fields: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> None:
-    """``error``: told with its traceback."""
-    _log.log(level, event, extra={"fields": {**(fields or {}), **more}}, exc_info=error)
+class EventLogger:
+    """Logs as ``holdfast.runtime.log`` does; the gateway imports only public names."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def event(
+        self,
+        event: str,
+        level: int = INFO,
+        text: str = "",
+        *,
+        exc_info: BaseException | None = None,
+        fields: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """Log ``text % fields`` as ``event``; the event alone if there is no text. ``exc_info`` adds a traceback."""
+        every = {**(fields or {}), **more}
+        arguments = (every,) if text else ()
+        extra = {"event": event, "fields": every}
+        self._logger.log(level, text or event, *arguments, exc_info=exc_info, extra=extra, stacklevel=2)
 
 
-def install(replica: str, secrets: Iterable[str], *, people: bool | None = None) -> None:
-    """From here on all that is logged in this process goes to stderr, in our form."""
-    form = _Form(replica, secrets, people=sys.stderr.isatty() if people is None else people)
-    where = logging.StreamHandler(sys.stderr)
-    where.setFormatter(form)
-    logging.basicConfig(level=logging.INFO, handlers=[where], force=True)
-    for noisy in ("uvicorn", "asyncio", "holdfast.elector"):  # a heartbeat every few seconds is no news
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+log = EventLogger("holdfast.gateway")
 
 
-class _Form(logging.Formatter):
-    def __init__(self, replica: str, secrets: Iterable[str], *, people: bool) -> None:
+def install(replica: str, secrets: Iterable[str], *, terminal: bool | None = None) -> None:
+    """Send everything that this process logs to stderr, in the format of the gateway."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        EventFormatter(replica, secrets, terminal=sys.stderr.isatty() if terminal is None else terminal)
+    )
+    logging.basicConfig(level=INFO, handlers=[handler], force=True)
+    for noisy in ("uvicorn", "asyncio", "holdfast.elector"):  # the elector logs every heartbeat at INFO
+        logging.getLogger(noisy).setLevel(WARNING)
+
+
+class EventFormatter(logging.Formatter):
+    """``secrets`` are masked wherever they occur, also inside JSON strings."""
+
+    def __init__(self, replica: str, secrets: Iterable[str], *, terminal: bool) -> None:
         super().__init__()
-        self._replica, self._people = replica, people
-        told = {form for each in secrets for form in (each, json.dumps(each)[1:-1])}  # as it is, and inside of JSON
-        known = "|".join(re.escape(each) for each in sorted(told, key=len, reverse=True) if each)
-        self._secret = re.compile(known) if known else None
+        self._replica, self._terminal = replica, terminal
+        spellings = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1]) if text}
+        pattern = "|".join(re.escape(text) for text in sorted(spellings, key=len, reverse=True))
+        self._secrets = re.compile(pattern) if pattern else None
 
     def format(self, record: logging.LogRecord) -> str:
-        told = self._told(record)
-        if self._people:
-            return self._clean(_line(told))
-        return self._clean(json.dumps(told, default=str))
+        members = self._members(record)
+        return self._mask(_terminal_line(members) if self._terminal else json.dumps(members, default=str))
 
-    def _told(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Of a record that was not made here the event is the name of its logger, and its extra fields are fields."""
+    def _members(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The members of the JSON object. The event of a record that has none is the name of its logger."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        ours = hasattr(record, "fields")
-        told: dict[str, Any] = {"at": at, "level": record.levelname.lower()}
-        told["event"] = record.getMessage() if ours else record.name
-        told["replica"] = self._replica
-        if (number := request_id.get()) is not None:
-            told["requestId"] = number
-        more = getattr(record, "fields", None) or {k: v for k, v in vars(record).items() if k not in _USUAL}
-        told |= {**more, "replica": self._replica}  # who tells it, whoever it is about
-        if not ours:
-            told["message"] = record.getMessage()
+        event, message = getattr(record, "event", record.name), record.getMessage()
+        members: dict[str, Any] = {"at": at, "level": record.levelname.lower(), "event": event}
+        members["replica"] = self._replica
+        if (id := request_id.get()) is not None:
+            members["requestId"] = id
+        fields = getattr(record, "fields", None)
+        if fields is None:
+            fields = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        members |= {**fields, "replica": self._replica}  # a field of that name is about another replica
+        if message != event:
+            members["message"] = message
         if record.exc_info and record.exc_info[1] is not None:
-            told["error"] = "".join(traceback.format_exception(record.exc_info[1]))
-        return told
+            members["error"] = "".join(traceback.format_exception(record.exc_info[1]))
+        return members
 
-    def _clean(self, text: str) -> str:
+    def _mask(self, text: str) -> str:
         text = re.sub(r"://([^/\s:@]*):[^@/\s]+@", r"://\1:***@", text)
         text = re.sub(r"(?i)\b(bearer|basic) [^\s\"',]+", r"\1 ***", text)
         text = re.sub(r"(?i)(password|token|secret)=[^&\s\"']+", r"\1=***", text)
-        return self._secret.sub("***", text) if self._secret else text
+        return self._secrets.sub("***", text) if self._secrets else text
 
 
-def _line(told: dict[str, Any]) -> str:
-    """For a terminal: unprintable characters are escaped, so that no name can move the cursor."""
-    shown = {k: v for k, v in told.items() if k not in ("at", "level", "event", "replica", "error", "message")}
-    words = [time.strftime("%H:%M:%S"), told["level"].upper().ljust(7), told["event"], str(told.get("message", ""))]
-    line = " ".join(each for each in [*words, *(f"{name}={value}" for name, value in shown.items())] if each)
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-    return line if "error" not in told else f"{line}\n{told['error'].rstrip()}"
+def _terminal_line(members: dict[str, Any]) -> str:
+    """One line, and the traceback below it. Unprintable characters are escaped: no name may move the cursor."""
+    leading = ("at", "level", "event", "replica", "error", "message")
+    words = [
+        time.strftime("%H:%M:%S"), members["level"].upper().ljust(7), members["event"], str(members.get("message", "")),
+        *(f"{name}={value}" for name, value in members.items() if name not in leading),
+    ]  # fmt: skip
+    line = " ".join(word for word in words if word)
+    line = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+    return line if "error" not in members else f"{line}\n{members['error'].rstrip()}"

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the routes say, and what the shield may answer in their place."""
+"""The OpenAPI document: what the routes declare, and the problems that admission may answer in their place."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from holdfast.gateway import rules
+from holdfast.gateway import admission_rules as rules
 from holdfast.gateway.problem import documented
 
-_ANY = (400, 401, 408, 413, 414, 421, 431, 503)
+_EVERY_REQUEST = (400, 401, 408, 413, 414, 421, 431, 503)
 _WRITES = (403, 429)
-_KEYED = (409, 410, 422)
-"""What becomes of an Idempotency-Key."""
+_IDEMPOTENCY_KEY = (409, 410, 422)
 
 
-def describe(app: FastAPI) -> None:
-    """FastAPI's own, in which every error is a problem."""
-    made = app.openapi
+def extend(app: FastAPI) -> None:
+    """Replace ``app.openapi`` by one that adds these problems to FastAPI's document."""
+    generate = app.openapi
 
-    def document() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _completed(made())
+            app.openapi_schema = _add_problems(generate())
         return app.openapi_schema
 
-    app.openapi = document  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _completed(document: dict[str, Any]) -> dict[str, Any]:
+def _add_problems(document: dict[str, Any]) -> dict[str, Any]:
     components = document.setdefault("components", {})
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            answers = operation["responses"]
-            if "application/json" in answers.get("422", {}).get("content", {}):
-                answers |= _told(422)
-            known = (*_ANY, *(() if method.upper() in rules.SAFE else _WRITES), *(_KEYED if method == "post" else ()))
-            operation["responses"] = _told(*known) | answers
-            if path not in rules.OPEN:
+            responses = operation["responses"]
+            if "application/json" in responses.get("422", {}).get("content", {}):  # FastAPI's own schema of errors
+                responses |= _responses(422)
+            statuses = [*_EVERY_REQUEST]
+            statuses += [] if method.upper() in rules.SAFE_METHODS else _WRITES
+            statuses += _IDEMPOTENCY_KEY if method == "post" else []
+            operation["responses"] = _responses(*statuses) | responses
+            if path not in rules.OPEN_PATHS:
                 operation["security"] = [{"bearer": []}, {"password": []}, {}]
     for unused in ("HTTPValidationError", "ValidationError"):
         components.get("schemas", {}).pop(unused, None)
@@ -47,5 +48,5 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _told(*statuses: int) -> dict[str, Any]:
-    return {str(status): each for status, each in documented(*statuses).items()}
+def _responses(*statuses: int) -> dict[str, Any]:
+    return {str(status): response for status, response in documented(*statuses).items()}

@@ -1,4 +1,4 @@
-"""Every error as application/problem+json (RFC 9457), with the number under which the logs know the request."""
+"""Every error as application/problem+json (RFC 9457), with the request id under which the log has the request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from starlette.routing import Route
 import holdfast
 
 
-class Document(BaseModel):
-    """A problem, as it is told; some have further members."""
+class ProblemDocument(BaseModel):
+    """The members that every problem has; some have further ones."""
 
     type: str
     title: str
     status: int
     detail: str
-    requestId: str = Field(description="Under which the logs know the request.")  # noqa: N815
+    requestId: str = Field(description="The id under which the log has the request.")  # noqa: N815
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
@@ -44,12 +44,12 @@ class Document(BaseModel):
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For ``responses=`` of a route: the problems that it may answer with."""
-    told = {"application/problem+json": {"schema": Document.model_json_schema()}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": told} for status in statuses}
+    content = {"application/problem+json": {"schema": ProblemDocument.model_json_schema()}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
-_DETAILS = {404: "there is nothing at this path", 405: "this path does not know the method"}
-"""Of what the framework raises by itself, for the usual word says nothing."""
+_DETAILS = {404: "there is nothing at this path", 405: "this path does not support the method"}
+"""Replace the details of Starlette's own errors, which repeat the title."""
 
 
 class Problem(Exception):
@@ -69,12 +69,12 @@ class Problem(Exception):
         self.title = title or HTTPStatus(status).phrase
 
     def document(self, request_id: str) -> dict[str, Any]:
-        told = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
-        return told | self.more | {"requestId": request_id}
+        members = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
+        return members | self.more | {"requestId": request_id}
 
 
-def problem_of(error: Exception) -> Problem:
-    """What an error of the library is to a client."""
+def problem_from(error: Exception) -> Problem:
+    """The problem that an error of the library is for a client. Raises ``error`` when it is a bug of the gateway."""
     match error:
         case Problem():
             return error
@@ -87,52 +87,54 @@ def problem_of(error: Exception) -> Problem:
         case holdfast.NotAcquired():
             return Problem(503, str(error), headers={"Retry-After": "1"})
         case holdfast.DriverError():
-            return Problem(409 if error.status in (404, 409) else 502, str(error))  # all else is not the client's fault
+            return Problem(409 if error.status in (404, 409) else 502, str(error))
         case holdfast.HoldfastError():
             return Problem(503, f"{type(error).__name__}: {error}", headers={"Retry-After": "1"})
         case ValidationError() | PydanticSerializationError():
-            raise error  # a record or an answer of ours is not what it should be: nothing that a client can mend
+            raise error  # a stored record or an answer of the gateway is invalid: not an error of the client
         case ValueError():
             return Problem(422, str(error))
     raise error
 
 
-class Told(JSONResponse):
+class ProblemResponse(JSONResponse):
     media_type = "application/problem+json"
 
     def render(self, content: Any) -> bytes:
-        """In ASCII, whatever a client has sent that is told here again: half a character cannot be UTF-8."""
+        """In ASCII: a detail may repeat a lone surrogate that a client has sent, which UTF-8 cannot encode."""
         return json.dumps(content, default=str).encode()
 
 
-def answer(error: Exception, request_id: str) -> Told:
-    problem = problem_of(error)
-    return Told(problem.document(request_id), problem.status, problem.headers)
-
-
-def _allowed(request: Request) -> str:
-    """By all routes of the path: the framework knows those of the first one alone."""
-    routes = [each for each in request.app.routes if isinstance(each, Route) and each.matches(request.scope)[0].value]
-    return ", ".join(sorted({method for each in routes for method in each.methods or ()}))
+def respond(error: Exception, request_id: str) -> ProblemResponse:
+    problem = problem_from(error)
+    return ProblemResponse(problem.document(request_id), problem.status, problem.headers)
 
 
 def register(app: FastAPI) -> None:
-    async def known(request: Request, error: Exception) -> JSONResponse:
-        return answer(error, request.state.request_id)
+    """Let ``app`` answer every error with a problem."""
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
+    async def library_error(request: Request, error: Exception) -> JSONResponse:
+        return respond(error, request.state.request_id)
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        usual = error.detail == HTTPStatus(error.status_code).phrase
-        detail = (usual and _DETAILS.get(error.status_code)) or str(error.detail)
-        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
-        return answer(Problem(error.status_code, detail, headers=headers), request.state.request_id)
+        is_default = error.detail == HTTPStatus(error.status_code).phrase
+        detail = (is_default and _DETAILS.get(error.status_code)) or str(error.detail)
+        headers = {"Allow": _allowed_methods(request)} if error.status_code == 405 else error.headers
+        return respond(Problem(error.status_code, detail, headers=headers), request.state.request_id)
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
+    async def validation_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}"[:300] for each in error.errors()[:20]]
-        return answer(Problem(422, "; ".join(wrong), errors=wrong), request.state.request_id)
+        errors = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}"[:300] for each in error.errors()[:20]]
+        return respond(Problem(422, "; ".join(errors), errors=errors), request.state.request_id)
 
     for kind in (Problem, holdfast.HoldfastError, ValueError):
-        app.add_exception_handler(kind, known)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, invalid)
+        app.add_exception_handler(kind, library_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+
+
+def _allowed_methods(request: Request) -> str:
+    """The methods of all routes of the path: Starlette's own header has those of the first route alone."""
+    routes = [each for each in request.app.routes if isinstance(each, Route) and each.matches(request.scope)[0].value]
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))

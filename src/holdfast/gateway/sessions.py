@@ -1,12 +1,12 @@
-"""Sessions: each has a slot of a pool as long as it says now and then that it lives, to whichever replica.
+"""Sessions: each has a slot of a pool while it sends heartbeats, to any replica.
 
-The slot is a lease that no replica renews: a session's heartbeat does, with the token that is in its record and nowhere
-else. Whoever falls silent loses the slot when its time is over, and is FAILED. What has ended answers 410.
+The slot is a lease that no replica renews: the heartbeats of the session do, with the token of the lease, which only
+the session's record has. A session without a heartbeat loses its slot when the lease expires, and is FAILED. A session
+that has ended answers 410.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -19,14 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import holdfast
 from holdfast.commands.gateway import ACTIVE, ended
-from holdfast.gateway.context import Gateway, Here
+from holdfast.gateway.context import CurrentGateway, Gateway
+from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import Problem, documented
-
-log = logging.getLogger("holdfast.gateway")
 
 TYPE = "session"
 KEEP = timedelta(days=7)
-"""For how long a session that has ended is remembered, and answers 410 instead of 404."""
+"""How long the record of an ended session is kept: until then it answers 410, later 404."""
 _PAGE = 1000
 _EXPIRED = "its slot has expired: no heartbeat came in time"
 
@@ -39,14 +38,16 @@ State = Literal["ACTIVE", "STOPPED", "FAILED", "CANCELLED"]
 
 class NewSession(BaseModel):
     pool: Text = Field("default", examples=["default"])
-    agent: Text | None = Field(None, description="Whose session it is.")
-    ttl: Annotated[float, Field(ge=1, le=3600)] = Field(30.0, description="Seconds that it may be silent.")
+    agent: Text | None = Field(None, description="The agent that the session belongs to.")
+    ttl: Annotated[float, Field(ge=1, le=3600)] = Field(
+        30.0, description="Seconds without a heartbeat until the slot expires."
+    )
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"pool": "default", "agent": "a-1", "ttl": 30}]}
     )
 
 
-class End(BaseModel):
+class SessionEnd(BaseModel):
     state: Literal["STOPPED", "FAILED", "CANCELLED"]
     reason: Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")] = ""
     model_config = ConfigDict(
@@ -54,11 +55,11 @@ class End(BaseModel):
     )
 
 
-class Session(BaseModel):
+class SessionAnswer(BaseModel):
     id: str
     pool: str
     slot: int
-    fence: int = Field(description="Rises with every claim: whoever has a higher one came later.")
+    fence: int = Field(description="Rises with every claim of the slot.")
     agent: str | None
     ttl: float
     state: State
@@ -68,144 +69,146 @@ class Session(BaseModel):
     version: int
 
 
-class Sessions(BaseModel):
-    items: list[Session]
-    next: str | None = Field(description="To be given as after, for the next page; null at the end.")
+class SessionPage(BaseModel):
+    items: list[SessionAnswer]
+    next: str | None = Field(description="`after` of the next page; null at the end.")
 
 
-@router.post("", status_code=201, response_model=Session, responses=documented(409, 422, 503))
-async def claim(here: Here, asked: NewSession, response: Response) -> Any:
+@router.post("", status_code=201, response_model=SessionAnswer, responses=documented(409, 422, 503))
+async def claim(gateway: CurrentGateway, body: NewSession, response: Response) -> Any:
     """Claim a slot. 409 with Retry-After when all are taken."""
-    if asked.pool not in here.settings.pools:
-        raise Problem(422, f"there is no pool {asked.pool!r}; there are: {', '.join(here.settings.pools)}")
+    if body.pool not in gateway.settings.pools:
+        raise Problem(422, f"there is no pool {body.pool!r}; there are: {', '.join(gateway.settings.pools)}")
     id = f"ses-{uuid4().hex}"
-    slots = here.client.slots(asked.pool, here.settings.pools[asked.pool], ttl=asked.ttl, auto_renew=False)
+    slots = gateway.client.slots(body.pool, gateway.settings.pools[body.pool], ttl=body.ttl, auto_renew=False)
     try:
         grant = await slots.claim(owner=id)
     except holdfast.NotAcquired as error:
         raise Problem(409, str(error), headers={"Retry-After": "1"}) from None
     payload = {
-        "pool": asked.pool, "slot": grant.slot, "fence": grant.fence, "agent": asked.agent, "ttl": asked.ttl,
+        "pool": body.pool, "slot": grant.slot, "fence": grant.fence, "agent": body.agent, "ttl": body.ttl,
         "state": ACTIVE, "reason": "", "ended_at": None, "token": grant.detach(),
     }  # fmt: skip
     try:
-        record = await here.client.objects.put_if(
-            TYPE, id, payload, holdfast.MustCreate(), labels={"pool": asked.pool, "state": ACTIVE}
+        record = await gateway.client.objects.put_if(
+            TYPE, id, payload, holdfast.MustCreate(), labels={"pool": body.pool, "state": ACTIVE}
         )
     except BaseException:
         grant.abandon()
         raise
     response.headers["Location"] = f"/sessions/{id}"
-    return _told(record)
+    return _answer(record)
 
 
-@router.get("/{id}", response_model=Session, responses=documented(404, 410, 422, 503))
-async def get(here: Here, id: Id) -> Any:
-    return _told(await _living(here, id))
+@router.get("/{id}", response_model=SessionAnswer, responses=documented(404, 410, 422, 503))
+async def get(gateway: CurrentGateway, id: Id) -> Any:
+    return _answer(await _get_alive(gateway, id))
 
 
-@router.get("", response_model=Sessions, responses=documented(422, 503))
+@router.get("", response_model=SessionPage, responses=documented(422, 503))
 async def list_(
-    here: Here,
+    gateway: CurrentGateway,
     pool: Annotated[Text | None, Query()] = None,
     state: Annotated[State | None, Query()] = None,
     after: Annotated[str | None, Query(description="The next of the page before.", max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Any:
-    """Those that have ended, too, for a week."""
+    """Also those that have ended in the last week."""
     labels = {name: value for name, value in (("pool", pool), ("state", state)) if value is not None}
-    page = await here.client.objects.list(TYPE, labels=labels, after=after or None, most=limit)
-    return {"items": [_told(each) for each in page], "next": page[-1].id if len(page) == limit else None}
+    page = await gateway.client.objects.list(TYPE, labels=labels, after=after or None, most=limit)
+    return {"items": [_answer(record) for record in page], "next": page[-1].id if len(page) == limit else None}
 
 
-@router.post("/{id}/heartbeat", response_model=Session, responses=documented(404, 410, 422, 503))
-async def heartbeat(here: Here, id: Id) -> Any:
-    """It lives: its slot is its own for another ttl."""
-    record = await _active(here, id)
+@router.post("/{id}/heartbeat", response_model=SessionAnswer, responses=documented(404, 410, 422, 503))
+async def heartbeat(gateway: CurrentGateway, id: Id) -> Any:
+    """Renew the slot for another ttl."""
+    record = await _get_active(gateway, id)
     try:
-        grant = await _slots(here, record).adopt(record.payload["slot"], record.payload["token"])
+        grant = await _slots(gateway, record).adopt(record.payload["slot"], record.payload["token"])
         await grant.renew()
     except holdfast.LeaseLost:
-        raise await _over(here, record) from None
-    return _told(record)
+        raise await _record_loss(gateway, record) from None
+    return _answer(record)
 
 
-@router.post("/{id}/end", response_model=Session, responses=documented(404, 409, 410, 422, 503))
-async def end(here: Here, id: Id, asked: End) -> Any:
-    """It is over, and its slot is free."""
-    record = await _living(here, id)
+@router.post("/{id}/end", response_model=SessionAnswer, responses=documented(404, 409, 410, 422, 503))
+async def end(gateway: CurrentGateway, id: Id, body: SessionEnd) -> Any:
+    """End the session and free its slot."""
+    record = await _get_alive(gateway, id)
     try:
-        record = await _end(here, record, asked.state, asked.reason)
+        record = await _record_end(gateway, record, body.state, body.reason)
     except holdfast.Conflict:
-        await _living(here, id)  # it has ended meanwhile, most likely
+        await _get_alive(gateway, id)  # raises 410 when it has ended meanwhile
         raise Problem(409, f"session {id!r} was changed meanwhile: try again", headers={"Retry-After": "1"}) from None
     try:
-        grant = await _slots(here, record).adopt(record.payload["slot"], record.payload["token"])
+        grant = await _slots(gateway, record).adopt(record.payload["slot"], record.payload["token"])
         await grant.release()
     except holdfast.HoldfastError as error:
-        log.warning(
-            "the slot of session %r is free when its time is over: %s",
-            id,
-            error,
-            extra={"event": "session.released_late", "session": id, "error": str(error)},
-        )
-    return _told(record)
+        log.event(
+            "session.released_late", WARNING,
+            "the slot of session %(session)s could not be released and is free when it expires: %(error)s",
+            session=id, error=str(error),
+        )  # fmt: skip
+    return _answer(record)
 
 
-async def tend(here: Gateway) -> None:
-    """The leader's: sessions whose slot has expired have failed, also in a pool that is not offered any more; and what
-    is truly in use is counted."""
-    active = [each async for each in _all(here, {"state": ACTIVE})]
-    for pool in {each.payload["pool"] for each in active}:
-        ours = [each for each in active if each.payload["pool"] == pool]
-        owners = {*(await _slots(here, ours[0]).owners()).values()}  # read later: a slot is claimed first, then written
-        for record in ours:
+async def reconcile(gateway: Gateway) -> None:
+    """Called by the leader: fail the sessions whose slot has expired, and compare slots with sessions.
+
+    Sessions of a pool that is not configured any more are included.
+    """
+    active = [record async for record in _list_all(gateway, {"state": ACTIVE})]
+    for pool in {record.payload["pool"] for record in active}:
+        records = [record for record in active if record.payload["pool"] == pool]
+        # Read after the records: a slot is claimed first, and its record is written then.
+        owners = {*(await _slots(gateway, records[0]).owners()).values()}
+        for record in records:
             if record.id not in owners:
-                await _fail(here, record)
-    for pool, capacity in here.settings.pools.items():
-        slots = here.client.slots(pool, capacity)
-        await slots.reconcile(partial(_claims, here, pool, slots))
+                await _record_failure(gateway, record)
+    for pool, capacity in gateway.settings.pools.items():
+        slots = gateway.client.slots(pool, capacity)
+        await slots.reconcile(partial(_claims, gateway, pool, slots))
 
 
-async def forget_ended(here: Gateway) -> None:
-    """The leader's: those that ended long ago."""
-    long_ago = datetime.now(UTC) - KEEP
+async def forget_ended(gateway: Gateway) -> None:
+    """Called by the leader: delete the records of sessions that ended a week ago."""
+    oldest = datetime.now(UTC) - KEEP
     for state in ("STOPPED", "FAILED", "CANCELLED"):
-        async for record in _all(here, {"state": state}):
-            if record.updated_at < long_ago:
+        async for record in _list_all(gateway, {"state": state}):
+            if record.updated_at < oldest:
                 with suppress(holdfast.Conflict):
-                    await here.client.objects.delete_if(TYPE, record.id, record.version)
+                    await gateway.client.objects.delete_if(TYPE, record.id, record.version)
 
 
-def count_no_more(here: Gateway) -> None:
-    """Somebody else leads, and counts."""
-    for pool, capacity in here.settings.pools.items():
-        here.client.slots(pool, capacity).forget()
+def stop_counting(gateway: Gateway) -> None:
+    """Drop the metrics of slots when the term ends: the next leader counts."""
+    for pool, capacity in gateway.settings.pools.items():
+        gateway.client.slots(pool, capacity).forget()
 
 
-async def _claims(here: Gateway, pool: str, slots: Any) -> list[dict[str, Any]]:
-    """All sessions that claim a slot, and of those that have ended the ones whose slot somebody says is theirs."""
-    known = {each.id: each async for each in _all(here, {"pool": pool, "state": ACTIVE})}
-    for owner in {*(await slots.owners()).values()} - known.keys():
-        if (record := await here.client.objects.get(TYPE, owner)) is not None:
-            known[owner] = record
+async def _claims(gateway: Gateway, pool: str, slots: Any) -> list[dict[str, Any]]:
+    """The active sessions of a pool, and those that have ended and still own a slot."""
+    records = {record.id: record async for record in _list_all(gateway, {"pool": pool, "state": ACTIVE})}
+    for owner in {*(await slots.owners()).values()} - records.keys():
+        if (record := await gateway.client.objects.get(TYPE, owner)) is not None:
+            records[owner] = record
     return [
-        {"id": id, "slot": each.payload["slot"], "terminal": each.payload["state"] != ACTIVE}
-        for id, each in known.items()
+        {"id": id, "slot": record.payload["slot"], "terminal": record.payload["state"] != ACTIVE}
+        for id, record in records.items()
     ]
 
 
-async def _all(here: Gateway, labels: dict[str, str]) -> AsyncIterator[Any]:
+async def _list_all(gateway: Gateway, labels: dict[str, str]) -> AsyncIterator[Any]:
     after: str | None = None
-    while page := await here.client.objects.list(TYPE, labels=labels, after=after, most=_PAGE):
-        for each in page:
-            yield each
+    while page := await gateway.client.objects.list(TYPE, labels=labels, after=after, most=_PAGE):
+        for record in page:
+            yield record
         after = page[-1].id
 
 
-async def _active(here: Gateway, id: str) -> Any:
-    """As far as its record says."""
-    record = await here.client.objects.get(TYPE, id)
+async def _get_active(gateway: Gateway, id: str) -> Any:
+    """The record, if its state is ACTIVE; its slot may have expired. Raises Problem 404 or 410."""
+    record = await gateway.client.objects.get(TYPE, id)
     if record is None:
         raise Problem(404, f"there is no session {id!r}")
     if record.payload["state"] != ACTIVE:
@@ -213,21 +216,23 @@ async def _active(here: Gateway, id: str) -> Any:
     return record
 
 
-async def _living(here: Gateway, id: str) -> Any:
-    """And its slot is its own."""
-    record = await _active(here, id)
-    lease = await here.client.leases.get(_lease(record))
+async def _get_alive(gateway: Gateway, id: str) -> Any:
+    """The record, if it is ACTIVE and still has its slot. Raises Problem 404 or 410."""
+    record = await _get_active(gateway, id)
+    lease = await gateway.client.leases.get(_lease_name(record))
     if lease is None or lease.fence != record.payload["fence"]:
-        raise await _over(here, record)
+        raise await _record_loss(gateway, record)
     return record
 
 
-async def _over(here: Gateway, record: Any) -> Problem:
-    """Its slot is gone: ended a moment ago, or expired. That is written down before it is told, because from then on it
-    is so for everybody who asks."""
-    await _fail(here, record)
-    now = await here.client.objects.get(TYPE, record.id)
-    payload = ended(record.payload, "FAILED", _EXPIRED) if now is None else now.payload
+async def _record_loss(gateway: Gateway, record: Any) -> Problem:
+    """The problem for a session that has lost its slot.
+
+    FAILED is written before the client hears of it: from then on every replica must answer the same.
+    """
+    await _record_failure(gateway, record)
+    current = await gateway.client.objects.get(TYPE, record.id)
+    payload = ended(record.payload, "FAILED", _EXPIRED) if current is None else current.payload
     return _gone(record.id, payload["state"], payload["reason"])
 
 
@@ -235,39 +240,37 @@ def _gone(id: str, state: str, reason: str) -> Problem:
     return Problem(410, f"session {id!r} is {state}" + (f": {reason}" if reason else ""), state=state, reason=reason)
 
 
-async def _fail(here: Gateway, record: Any) -> None:
-    try:
-        await _end(here, record, "FAILED", await _why(here, record))
-    except holdfast.Conflict:  # somebody else has ended it
-        return
+async def _record_failure(gateway: Gateway, record: Any) -> None:
+    """Write FAILED, unless the session was ended by another request meanwhile."""
+    with suppress(holdfast.Conflict):
+        await _record_end(gateway, record, "FAILED", await _loss_reason(gateway, record))
 
 
-async def _why(here: Gateway, record: Any) -> str:
-    """Its slot is not its own any more."""
-    for each in await here.client.leases.history(_lease(record), most=20):
-        if each.fence == record.payload["fence"] and each.outcome == "forced":
-            return f"its slot was taken away by {each.actor}: {each.reason}"
+async def _loss_reason(gateway: Gateway, record: Any) -> str:
+    for grant in await gateway.client.leases.history(_lease_name(record), most=20):
+        if grant.fence == record.payload["fence"] and grant.outcome == "forced":
+            return f"its slot was taken away by {grant.actor}: {grant.reason}"
     return _EXPIRED
 
 
-def _lease(record: Any) -> str:
+def _lease_name(record: Any) -> str:
     return f"@slot:{record.payload['pool']}:{record.payload['slot']}"
 
 
-async def _end(here: Gateway, record: Any, state: str, reason: str) -> Any:
-    return await here.client.objects.put_if(
+async def _record_end(gateway: Gateway, record: Any, state: str, reason: str) -> Any:
+    return await gateway.client.objects.put_if(
         TYPE, record.id, ended(record.payload, state, reason), holdfast.MatchVersion(record.version),
         labels={**record.labels, "state": state},
     )  # fmt: skip
 
 
-def _slots(here: Gateway, record: Any) -> Any:
-    """Its pool may not be offered any more."""
+def _slots(gateway: Gateway, record: Any) -> Any:
+    """The slots of the session's pool, which may not be configured any more."""
     pool = record.payload["pool"]
-    return here.client.slots(pool, here.settings.pools.get(pool, 1))
+    return gateway.client.slots(pool, gateway.settings.pools.get(pool, 1))
 
 
-def _told(record: Any) -> dict[str, Any]:
-    """Never its token."""
-    told = {name: value for name, value in record.payload.items() if name != "token"}
-    return {**told, "id": record.id, "created_at": record.created_at, "version": record.version}
+def _answer(record: Any) -> dict[str, Any]:
+    """Everything but the token."""
+    members = {name: value for name, value in record.payload.items() if name != "token"}
+    return {**members, "id": record.id, "created_at": record.created_at, "version": record.version}

@@ -1,4 +1,4 @@
-"""How a replica is set up: flags first, then HOLDFAST_* in the environment, then [gateway] in holdfast.toml."""
+"""The settings of a replica: flags first, then HOLDFAST_* in the environment, then [gateway] in holdfast.toml."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 7411
     advertise: str | None = None
-    """The address of this replica as the others reach it; None: made of host and port."""
+    """The URL under which other replicas reach this one; None: built from host and port."""
     entrance: str | None = None
-    """The address by which sandboxes find a replica, whichever; None: that of the one that made them, which they do not
-    outlive then."""
+    """The URL under which sandboxes reach any replica; None: that of the replica that created them, and they lose their
+    connection with it."""
     hosts: tuple[str, ...] = ()
-    """Names by which it is asked for, beside localhost and addresses."""
+    """Host names to answer to, beside localhost and addresses."""
     tokens: tuple[Token, ...] = ()
     writes: float = 1000.0
-    """Requests a second and principal that change something; 0 is no limit."""
+    """Writing requests a second and principal; 0 is no limit."""
     stop_within: float = 20.0
     driver: str | None = None
-    """The address of the driver; None: one is started beside us, on ``driver_folder``."""
+    """The address of the driver; None: the replica starts one on ``driver_folder``."""
     driver_folder: str = "holdfast-driver"
     end_sandboxes: bool = False
-    """Whether what runs ends with the driver that was started beside us."""
+    """Whether sandboxes end with the driver that the replica has started."""
     pools: Mapping[str, int] = field(default_factory=lambda: {"default": 8})
-    """Which pools of slots there are, and how many slots each has."""
+    """The pools of slots, and how many slots each has."""
     stop_delay: float = 5.0
-    """Seconds after an agent's stop until its command is complete, unless it goes on."""
+    """Seconds after an agent's stop until its command is complete, unless the agent continues."""
     command_limit: float = 1800.0
-    """Seconds of silence after which the command of an agent is over."""
+    """Seconds without a hook after which the command of an agent has timed out."""
     agent_silence: float = 86400.0
-    """Seconds of silence after which an agent has ended."""
+    """Seconds without a hook after which an agent has ended."""
     transcripts: str | None = None
-    """The folder below which transcripts of agents are read; None: they are not."""
+    """The folder below which transcripts of agents are read; None: none are read."""
     agent_config: str | None = None
-    """The folder of the settings that are edited for agents; None: none are."""
+    """The folder of the settings of agents that may be edited; None: none may."""
     policy: Policy | None = None
     """What operators may do to which datasets; None: nothing is declared."""
     summariser: str | None = None
-    """``module:function`` that makes a text of the turns of a command; None: the one built in."""
+    """``module:function`` that summarises the turns of a command; None: the built-in one."""
 
     @property
     def loopback(self) -> bool:
@@ -59,54 +59,55 @@ class Settings:
 
     @property
     def single(self) -> bool:
-        """Whether this database is for one instance: a file is."""
+        """Whether this database allows only one replica: SQLite does."""
         return self.url.lower().startswith("sqlite")
 
 
-class Mistakes(ValueError):
-    """All of them."""
+class SettingsError(ValueError):
+    """Lists every mistake in the settings."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
         self.mistakes = tuple(mistakes)
 
 
-def gather(
+def load(
     url: str, schema: str, flags: Mapping[str, Any], environment: Mapping[str, str], table: Mapping[str, Any]
 ) -> Settings:
-    """The first place that says something counts. Mistakes, with every one there is; no secret is in them."""
-    wrong = [
-        f"{name!r} in [gateway] is unknown; known are: {', '.join(sorted(KNOBS))}" for name in table.keys() - KNOBS
+    """Read each option from the first place that has it. Raises SettingsError; no secret is in its message."""
+    mistakes = [
+        f"{name!r} in [gateway] is unknown; known are: {', '.join(sorted(OPTIONS))}" for name in table.keys() - OPTIONS
     ]
     try:
-        Client(url, schema=schema).close()  # nothing is opened: would it make sense at all?
+        Client(url, schema=schema).close()  # checks url and schema, and opens nothing
     except ValueError as error:
-        wrong.append(str(error))
-    found: dict[str, Any] = {}
-    for name, read in KNOBS.items():
+        mistakes.append(str(error))
+    values: dict[str, Any] = {}
+    for name, read in OPTIONS.items():
         variable = f"HOLDFAST_{name.upper()}"
-        places = ((_flag(name), flags), (variable, environment), (f"{name} in [gateway]", table))
-        for (place, values), key in zip(places, (name, variable, name), strict=True):
-            if (value := values.get(key)) not in (None, (), False if values is flags else None):
+        flag = () if flags.get(name) is False else flags.get(name)  # a switch that was not given is False
+        places = (_flag(name), flag), (variable, environment.get(variable)), (f"{name} in [gateway]", table.get(name))
+        for place, value in places:
+            if value not in (None, ()):
                 try:
-                    found[name] = read(value)
+                    values[name] = read(value)
                 except ValueError as error:
-                    wrong.append(f"{place}: {error}")
+                    mistakes.append(f"{place}: {error}")
                 break
     if secrets := environment.get("HOLDFAST_TOKENS"):
         try:
-            found["tokens_file"] = (*found.get("tokens_file", ()), *tokens.parse(secrets.replace(";", "\n")))
+            values["tokens_file"] = (*values.get("tokens_file", ()), *tokens.parse(secrets.replace(";", "\n")))
         except ValueError as error:
-            wrong.append(f"HOLDFAST_TOKENS: {error}")
-    found["tokens"] = found.pop("tokens_file", ())
-    settings = Settings(url, schema, **found)
-    if not settings.loopback and not settings.tokens and "tokens" not in " ".join(wrong):
-        wrong.append(
-            f"{_flag('host')} {settings.host} is not a loopback address: whoever reaches it could run programs. "
-            "Set tokens (--tokens-file, HOLDFAST_TOKENS)"
+            mistakes.append(f"HOLDFAST_TOKENS: {error}")
+    values["tokens"] = values.pop("tokens_file", ())
+    settings = Settings(url, schema, **values)
+    if not settings.loopback and not settings.tokens and "tokens" not in " ".join(mistakes):
+        mistakes.append(
+            f"{_flag('host')} {settings.host} is not a loopback address: every client that reaches it could run "
+            "programs. Set tokens (--tokens-file, HOLDFAST_TOKENS)"
         )
-    if wrong:
-        raise Mistakes(wrong)
+    if mistakes:
+        raise SettingsError(mistakes)
     return settings
 
 
@@ -132,7 +133,7 @@ def _delay(value: Any) -> float:
     return _number(value, 0, 3600)
 
 
-def _long(value: Any) -> float:
+def _silence(value: Any) -> float:
     return _number(value, 1, 365 * 86400)
 
 
@@ -150,24 +151,25 @@ def _number(value: Any, least: float, most: float, *, whole: bool = False) -> fl
     return number
 
 
-def _address(value: Any) -> str:
-    if not re.fullmatch(r"https?://[^/?#@\s]+", text := _text(value).rstrip("/")):
-        raise ValueError("must be like http://10.0.0.7:7411, without a path")  # not repeated: a password may be in it
-    return text
+def _url(value: Any) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+", url := _text(value).rstrip("/")):
+        # The message does not repeat the value: a password may be in it.
+        raise ValueError("must be like http://10.0.0.7:7411, without a path")
+    return url
 
 
 def _driver(value: Any) -> str:
-    text = _text(value)
-    if not text.startswith("unix:/"):
-        _address(text)
-    return text
+    address = _text(value)
+    if not address.startswith("unix:/"):
+        _url(address)
+    return address
 
 
 def _hosts(value: Any) -> tuple[str, ...]:
     names = value.replace(",", " ").split() if isinstance(value, str) else list(value)
     if bad := [each for each in names if not isinstance(each, str) or not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", each)]:
         raise ValueError(f"must be names of hosts, without a port, and {bad[0]!r:.80} is none")
-    return tuple(each.lower().rstrip(".") for each in names)
+    return tuple(name.lower().rstrip(".") for name in names)
 
 
 def _pools(value: Any) -> dict[str, int]:
@@ -176,14 +178,14 @@ def _pools(value: Any) -> dict[str, int]:
         pairs = [(name, slots) for name, slots in value.items()]
     else:
         words = value.split(",") if isinstance(value, str) else list(value)
-        pairs = [tuple(each.strip().rpartition("=")[::2]) for each in words]
-    found: dict[str, int] = {}
+        pairs = [tuple(word.strip().rpartition("=")[::2]) for word in words]
+    pools: dict[str, int] = {}
     for name, slots in pairs:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-            told = f"{name or slots!r:.80}"
-            raise ValueError(f"a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not {told}")
-        found[name] = int(_number(slots, 1, 10_000, whole=True))
-    return found
+            given = f"{name or slots!r:.80}"
+            raise ValueError(f"a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not {given}")
+        pools[name] = int(_number(slots, 1, 10_000, whole=True))
+    return pools
 
 
 def _switch(value: Any) -> bool:
@@ -206,22 +208,22 @@ def _tokens(value: Any) -> tuple[Token, ...]:
 
 
 def _folder(value: Any) -> str:
-    if not Path(text := _text(value)).is_dir():
-        raise ValueError(f"there is no folder {text!r:.200}")
-    return text
+    if not Path(path := _text(value)).is_dir():
+        raise ValueError(f"there is no folder {path!r:.200}")
+    return path
 
 
 def _summariser(value: Any) -> str:
-    from holdfast.gateway.agents.summaries import load
+    from holdfast.gateway.agents.summaries import load as load_summariser
 
-    load(text := _text(value))
-    return text
+    load_summariser(name := _text(value))
+    return name
 
 
-KNOBS: Mapping[str, Callable[[Any], Any]] = {
-    "host": _text, "port": _port, "advertise": _address, "entrance": _address, "hosts": _hosts,
+OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "host": _text, "port": _port, "advertise": _url, "entrance": _url, "hosts": _hosts,
     "tokens_file": _tokens, "writes": _rate, "stop_within": _seconds, "driver": _driver, "driver_folder": _text,
-    "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _long, "agent_silence": _long,
-    "transcripts": _folder, "agent_config": _folder, "summariser": _summariser,
+    "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _silence,
+    "agent_silence": _silence, "transcripts": _folder, "agent_config": _folder, "summariser": _summariser,
 }  # fmt: skip
-"""What can be said in all three places, and how it is read."""
+"""The options that can be set in all three places, and how each is read."""

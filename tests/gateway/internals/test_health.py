@@ -41,7 +41,7 @@ async def test_it_is_alive_and_not_ready_without_its_heartbeat_or_when_told_to_e
 ) -> None:
     await until_ready(http)
     await gateway.client.leases.force_release(f"gateway:replica:{gateway.replica}", actor="me", reason="to see")
-    gateway.rooms["presence"] = None
+    gateway.presence = None
     answer = await http.get("/readyz")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert answer.json()["checks"] == {"database": True, "schema": True, "heartbeat": False, "running": True}

@@ -20,9 +20,9 @@ import holdfast
 from holdfast.driver import daemon
 from holdfast.driver import daemon_signals as _daemon
 from holdfast.driver.daemon_signals import told_to_end
-from holdfast.gateway import serving
-from holdfast.gateway.app import _address
-from holdfast.gateway.serving import _is_dead
+from holdfast.gateway import server as gateway_server
+from holdfast.gateway.app import _advertised_address
+from holdfast.gateway.server import _is_dead
 from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE, Child, backends, eventually, rows
 from tests.cli.command import Running, at, call
@@ -135,23 +135,23 @@ def test_a_driver_that_runs_there_is_used_and_one_that_dies_is_replaced(place: P
 
 HANGING = """
     import asyncio
-    from holdfast.gateway import serving
+    from holdfast.gateway import server
 
-    config = serving._config
+    config = server._config
 
     def hurried(app, settings):
         made = config(app, settings)
         made.timeout_graceful_shutdown = 1
         return made
 
-    serving._config = hurried
+    server._config = hurried
 
-    @room.router.get("/hang")
+    @feature.router.get("/hang")
     async def hang():
         started.set()
         await asyncio.Event().wait()
 
-    @room.router.get("/stream")
+    @feature.router.get("/stream")
     async def stream():
         from fastapi.responses import StreamingResponse
 
@@ -163,7 +163,7 @@ HANGING = """
 
     started = asyncio.Event()
 
-    @room.router.get("/begun")
+    @feature.router.get("/begun")
     async def begun():
         await started.wait()
 """
@@ -172,13 +172,13 @@ HANGING = """
 def test_requests_have_half_of_the_time_that_there_is_to_end() -> None:
     for within, half in ((600.0, 300), (20.0, 10), (1.0, 1)):
         settings = Settings("sqlite:///none.db", stop_within=within)
-        assert serving._config(MagicMock(), settings).timeout_graceful_shutdown == half
+        assert gateway_server._config(MagicMock(), settings).timeout_graceful_shutdown == half
 
 
 def test_neither_a_hanging_request_nor_a_stream_holds_up_the_end(place: Path, postgres_url: str) -> None:
     """Which it would for 600 s. Requests have a second here to come to their end."""
     with (
-        Replica(postgres_url, place, room=HANGING, driver=NONE) as replica,
+        Replica(postgres_url, place, feature=HANGING, driver=NONE) as replica,
         socket.create_connection(tuple(replica.address.removeprefix("http://").split(":"))) as line,  # type: ignore[arg-type]
         replica.http.stream("GET", "/stream") as stream,
     ):
@@ -202,6 +202,8 @@ def test_neither_a_hanging_request_nor_a_stream_holds_up_the_end(place: Path, po
 STUBBORN = """
     import asyncio
 
+    mended = []
+
     def loops(gateway):
         async def stubborn():
             while True:
@@ -216,21 +218,21 @@ STUBBORN = """
             times.append(1)
             if len(times) < 3:
                 raise RuntimeError(f"attempt {len(times)}, postgresql://me:hunter2@db/app")
-            gateway.rooms["mended"] = True
+            mended.append(True)
             await asyncio.Event().wait()
 
         return [context.Loop("stubborn", stubborn), context.Loop("failing", failing)]
 
-    room.loops = loops
+    feature.loops = loops
 
-    @room.router.get("/mended")
-    async def mended(here: context.Here) -> bool:
-        return "mended" in here.rooms
+    @feature.router.get("/mended")
+    async def has_mended() -> bool:
+        return bool(mended)
 """
 
 
 def test_a_loop_that_fails_runs_again_and_one_that_never_ends_does_not_hold_up_the_end(place: Path) -> None:
-    with Replica(file(place), place, "--stop-within", "1", room=STUBBORN, driver=NONE) as replica:
+    with Replica(file(place), place, "--stop-within", "1", feature=STUBBORN, driver=NONE) as replica:
         eventually(lambda: replica.http.get("/mended").json(), "the third attempt goes well")
         failures = replica.events("loop.failed")
         assert [each["loop"] for each in failures] == ["failing", "failing"]
@@ -243,7 +245,7 @@ def test_a_loop_that_fails_runs_again_and_one_that_never_ends_does_not_hold_up_t
 
 
 def test_told_twice_it_ends_at_once(place: Path) -> None:
-    with Replica(file(place), place, room=STUBBORN, driver=NONE) as replica:
+    with Replica(file(place), place, feature=STUBBORN, driver=NONE) as replica:
         replica.process.send_signal(signal.SIGINT)
         eventually(lambda: replica.events("gateway.stopping"), "it was told")
         assert replica.end(signal.SIGTERM) == 1
@@ -252,7 +254,7 @@ def test_told_twice_it_ends_at_once(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "listen",
-    [lambda: serving._told_to_end(60), lambda: told_to_end(daemon.TOLD_BY)],
+    [lambda: gateway_server._stop_on_signal(60), lambda: told_to_end(daemon.TOLD_BY)],
     ids=["serve", "driver"],
 )
 async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one_word(
@@ -310,7 +312,7 @@ def test_an_address_that_leads_other_replicas_to_themselves_is_told(
 ) -> None:
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     for url, told in (("sqlite:///app.db", []), ("postgresql://db1/app", ["gateway.unreachable"])):
-        assert _address(Settings(url, host="0.0.0.0", port=80)) == "http://127.0.1.1:80"
+        assert _advertised_address(Settings(url, host="0.0.0.0", port=80)) == "http://127.0.1.1:80"
         assert [each.getMessage() for each in caplog.records] == told
 
 

@@ -1,15 +1,15 @@
-"""Agents: they report through hooks, which are handled one at a time an agent, whichever replica they come to.
+"""Agents report through hooks. Hooks of one agent are handled one after the other, whichever replica they reach.
 
 lifecycle      PURE: what a hook does to an agent
-upkeep         PURE: what the workers find wrong with one, and what is done about it
-records        agents, commands and turns in the store; one commit for all that a hook does
-correlate      whose hook it is: before the lock, and without one
-desk           what a replica keeps of this in its own memory
-hooks          POST /hook/{kind}, GET /hook/status, and stops that wait a while
-workers        reaper, transcript reconciler, context poller, watchdog: a busy agent is left to the next cycle
-transcript     what an agent wrote down itself
-summaries      made once
-inject         a prompt and skills, once an agent
-config_editor  a file of settings, merged under its lock
-routes         all of it as one room of the gateway
+worker_rules   PURE: what the workers repair, and how
+records        agents, commands and turns in the store; one commit for everything that a hook changes
+correlation    which agent a hook belongs to; decided before the lock, by compare-and-swap
+replica_state  counters and pending stops of this replica, in memory
+hooks          POST /hook/{kind}, GET /hook/status, and stops that are completed after a delay
+workers        reaper, transcript reconciler, context poller, watchdog; a locked agent waits for the next cycle
+transcript     the file of JSON lines that an agent writes itself
+summaries      the summary of a command, made once
+injection      a prompt and skills, once per agent
+config_editor  a file of settings, edited under its lock
+routes         all other routes of agents
 """

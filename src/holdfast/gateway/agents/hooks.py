@@ -1,13 +1,13 @@
-"""Hooks: correlation without a lock, then the agent's lock, then its state as it is under that lock.
+"""Hooks: find the agent without a lock, acquire the agent's lock, then read the agent and apply the hook.
 
-A stop is not the end yet: an agent may go on, and its session may end meanwhile. Its completion sleeps first, takes the
-lock then, reads anew, and leaves alone what is complete already. One that is lost with its replica is for the watchdog.
+A stop does not complete a command at once: the agent may continue, and its session may end. The completion sleeps
+first, then acquires the lock and reads the agent again; a command that is over is left alone. The watchdog completes
+those that were lost with their replica.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Annotated, Literal
 
@@ -16,19 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import holdfast
 from holdfast.gateway.agents import lifecycle, records
-from holdfast.gateway.agents.correlate import correlate
-from holdfast.gateway.agents.desk import DueStop, Swept
+from holdfast.gateway.agents.correlation import correlate
 from holdfast.gateway.agents.lifecycle import Hook, Kind, Turn
-from holdfast.gateway.context import Gateway, Here
-from holdfast.gateway.logs import say
+from holdfast.gateway.agents.replica_state import DueStop, WorkerCycle
+from holdfast.gateway.context import CurrentGateway, Gateway
+from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import Problem, documented
 
 router = APIRouter(tags=["hooks"])
-Printable = r"^[^\x00-\x1f\x7f-\x9f]*$"
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
 
 class HookBody(Hook):
-    """As agents send it; members that are not named here are ignored."""
+    """As agents send it; other members are ignored."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -39,9 +39,9 @@ class HookBody(Hook):
             ]
         }
     )
-    session_id: Annotated[str, Field(min_length=1, max_length=180, pattern=Printable)]
-    cwd: Annotated[str | None, Field(min_length=1, max_length=4096, pattern=Printable)] = None
-    transcript_path: Annotated[str | None, Field(min_length=1, max_length=4096, pattern=Printable)] = None
+    session_id: Annotated[str, Field(min_length=1, max_length=180, pattern=PRINTABLE)]
+    cwd: Annotated[str | None, Field(min_length=1, max_length=4096, pattern=PRINTABLE)] = None
+    transcript_path: Annotated[str | None, Field(min_length=1, max_length=4096, pattern=PRINTABLE)] = None
     tool_name: Annotated[str | None, Field(max_length=200)] = None
     reason: Annotated[str | None, Field(max_length=1000)] = None
 
@@ -52,19 +52,13 @@ class HookAnswer(BaseModel):
     command: int | None
     """The one that is open."""
     turn: int | None
-    """The one that this hook has made."""
+    """The one that this hook has added."""
     additional_context: str | None
-    """What the agent is to be told: an injected prompt, once."""
-
-
-class WorkerCycle(BaseModel):
-    at: float
-    done: list[int]
-    skipped: list[int]
+    """Text for the agent's context: an injected prompt, once."""
 
 
 class HookStatus(BaseModel):
-    """Of this replica alone, and since its start."""
+    """Of this replica alone, since its start."""
 
     replica: str
     hooks: dict[str, int]
@@ -75,84 +69,86 @@ class HookStatus(BaseModel):
 
 
 @router.get("/hook/status")
-async def status(here: Here) -> HookStatus:
-    """What this replica has done for its agents. Takes no lock and asks no database, so it answers at once."""
-    desk = here.agents
-    cycles = {name: _told(cycle) for name, cycle in desk.cycles.items()}
+async def status(gateway: CurrentGateway) -> HookStatus:
+    """What this replica has done for its agents. Acquires no lock and asks no database, so it answers at once."""
+    state = gateway.agents
     return HookStatus(
-        replica=here.replica, hooks=dict(desk.hooks), under_way=desk.under_way, busy=desk.busy,
-        waiting_stops=desk.waiting_stops, workers=cycles,
+        replica=gateway.replica, hooks=dict(state.hooks), under_way=state.under_way, busy=state.busy,
+        waiting_stops=state.waiting_stops, workers=state.cycles,
     )  # fmt: skip
 
 
 @router.post("/hook/{kind}", responses=documented(422, 503))
-async def hook(kind: Annotated[Kind, Path()], body: HookBody, here: Here, response: Response) -> HookAnswer:
+async def hook(
+    kind: Annotated[Kind, Path()], body: HookBody, gateway: CurrentGateway, response: Response
+) -> HookAnswer:
     """What an agent reports. Hooks of one agent are handled one after the other, on whichever replica."""
-    desk, asked = here.agents, time.perf_counter()
-    desk.hooks[kind] += 1
-    desk.under_way += 1
+    state, began = gateway.agents, time.perf_counter()
+    state.hooks[kind] += 1
+    state.under_way += 1
     try:
-        number = await correlate(here.client, body.session_id, body.cwd)
+        number = await correlate(gateway.client, body.session_id, body.cwd)
         correlated = time.perf_counter()
-        async with records.locked(here.client, number):
-            held = time.perf_counter()
-            answer = await _handle(here, number, kind, body)
-            worked = time.perf_counter()
-        done = time.perf_counter()
+        async with records.locked(gateway.client, number):
+            locked = time.perf_counter()
+            answer = await _apply(gateway, number, kind, body)
+            applied = time.perf_counter()
+        ended = time.perf_counter()
     except Problem:
-        desk.busy += 1
+        state.busy += 1
         raise
     finally:
-        desk.under_way -= 1
-    spent = {"correlate": correlated - asked, "lock": held - correlated, "work": worked - held, "unlock": done - worked}
-    response.headers["Server-Timing"] = ", ".join(f"{name};dur={1000 * took:.3f}" for name, took in spent.items())
+        state.under_way -= 1
+    spans = {
+        "correlate": correlated - began, "lock": locked - correlated, "work": applied - locked,
+        "unlock": ended - applied,
+    }  # fmt: skip
+    response.headers["Server-Timing"] = ", ".join(f"{name};dur={1000 * span:.3f}" for name, span in spans.items())
     return answer
 
 
-async def _handle(here: Gateway, number: int, kind: Kind, body: HookBody) -> HookAnswer:
-    """Under the lock."""
-    before = await records.read(here.client, number)
-    if before is None:  # forgotten since it was correlated: the next time it is a new one
+async def _apply(gateway: Gateway, number: int, kind: Kind, body: HookBody) -> HookAnswer:
+    """Apply the hook under the agent's lock. Raises Problem 503 when the agent was deleted since its correlation."""
+    before = await records.read(gateway.client, number)
+    if before is None:
         raise Problem(503, f"agent {number} has just been removed; ask again", headers={"Retry-After": "1"})
-    step = lifecycle.apply(before.agent, kind, body, now=time.time(), delay=here.settings.stop_delay)
-    await records.commit(here, before, step)
-    agent = step.agent
-    if agent.command is not None and agent.stop_at is not None and agent.stop_at != before.agent.stop_at:
-        due = DueStop(number, agent.command.number, agent.stop_at, here.settings.stop_delay)
-        here.agents.stops.put_nowait(due)
-    turn = next((each.number for each in step.writes if isinstance(each, Turn)), None)
-    open_command = None if agent.command is None else agent.command.number
-    return HookAnswer(agent=number, state=agent.state, command=open_command, turn=turn, additional_context=step.context)
+    step = lifecycle.apply(before.agent, kind, body, now=time.time(), delay=gateway.settings.stop_delay)
+    await records.commit(gateway, before, step)
+    agent, command = step.agent, step.agent.command
+    if command is not None and agent.stop_at is not None and agent.stop_at != before.agent.stop_at:
+        due = DueStop(number, command.number, agent.stop_at, gateway.settings.stop_delay)
+        gateway.agents.stops.put_nowait(due)
+    return HookAnswer(
+        agent=number, state=agent.state, command=None if command is None else command.number,
+        turn=next((part.number for part in step.writes if isinstance(part, Turn)), None),
+        additional_context=step.context,
+    )  # fmt: skip
 
 
-async def run_stops(here: Gateway) -> None:
-    """All that wait, until we end."""
+async def run_stops(gateway: Gateway) -> None:
+    """Complete each pending stop after its delay, until cancelled."""
     async with asyncio.TaskGroup() as group:
         while True:
-            group.create_task(_stop_later(here, await here.agents.stops.get()))
+            group.create_task(_stop_later(gateway, await gateway.agents.stops.get()))
 
 
-async def _stop_later(here: Gateway, due: DueStop) -> None:
-    here.agents.waiting_stops += 1
+async def _stop_later(gateway: Gateway, due: DueStop) -> None:
+    gateway.agents.waiting_stops += 1
     try:
         await asyncio.sleep(due.delay)
-        await stop(here, due)
+        await stop(gateway, due)
     except (Problem, holdfast.HoldfastError) as error:
-        say("agent.stop_left_to_watchdog", logging.WARNING, agent=due.agent, command=due.command, why=str(error))
+        log.event("agent.stop_left_to_watchdog", WARNING, agent=due.agent, command=due.command, why=str(error))
     finally:
-        here.agents.waiting_stops -= 1
+        gateway.agents.waiting_stops -= 1
 
 
-async def stop(here: Gateway, due: DueStop) -> Literal["completed", "nothing"]:
-    """After the sleep: what was true before it may not be any more."""
-    async with records.locked(here.client, due.agent):
-        before = await records.read(here.client, due.agent)
+async def stop(gateway: Gateway, due: DueStop) -> Literal["completed", "nothing"]:
+    """Complete the command under the agent's lock, unless that is over or the agent has continued."""
+    async with records.locked(gateway.client, due.agent):
+        before = await records.read(gateway.client, due.agent)
         if before is None:
             return "nothing"
         step = lifecycle.finish(before.agent, due.command, due.at, time.time())
-        await records.commit(here, before, step)
+        await records.commit(gateway, before, step)
         return "completed" if step.writes else "nothing"
-
-
-def _told(cycle: Swept) -> WorkerCycle:
-    return WorkerCycle(at=cycle.at, done=cycle.done, skipped=cycle.skipped)

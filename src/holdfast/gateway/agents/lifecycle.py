@@ -1,9 +1,9 @@
-"""What a hook does to an agent, as a function of values. No clock, no store: whoever calls it has the agent's lock.
+"""What a hook does to an agent, as pure functions. The caller has the agent's lock, reads the clock and stores.
 
     expected ──> idle ──prompt──> working <──> waiting
-                   ^                 │ stop, and a while later
+                   ^                 │ stop, and the delay has passed
                    └─────────────────┘
-    session-end leads to "ended" from everywhere, and only session-start leads out of it.
+    session-end leads to "ended" from every state, and only session-start leads out of it.
 
 Only a prompt opens a command, and an agent has at most one that is open. Turns and commands are numbered without gaps.
 """
@@ -20,11 +20,11 @@ Kind = Literal[
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Outcome = Literal["complete", "interrupted", "timed_out"]
-MOST_TEXT = 20_000
+MAX_TEXT = 20_000
 
 
-class Command(BaseModel):
-    """What an agent was asked to do, from the prompt to its completion."""
+class AgentCommand(BaseModel):
+    """What a prompt asked the agent to do, until it is complete."""
 
     model_config = ConfigDict(frozen=True)
     agent: int
@@ -37,7 +37,7 @@ class Command(BaseModel):
 
 
 class Turn(BaseModel):
-    """One thing that was said, by the user or by the agent."""
+    """One message, of the user or of the agent."""
 
     model_config = ConfigDict(frozen=True)
     agent: int
@@ -60,10 +60,10 @@ class Agent(BaseModel):
     transcript_path: str | None = None
     created_at: float
     seen_at: float
-    """When a hook last told of it; until then, when it was announced."""
+    """When its last hook came; before the first one, when it was announced."""
     ended_at: float | None = None
     ended_why: str | None = None
-    command: Command | None = None
+    command: AgentCommand | None = None
     """The one that is open."""
     commands: int = 0
     turns: int = 0
@@ -72,7 +72,7 @@ class Agent(BaseModel):
     stop_at: float | None = None
     """When the open command is complete, unless the agent goes on before."""
     inbox: tuple[str, ...] = ()
-    """What it is told with the next answer that can carry it."""
+    """Texts for its context, sent with the next answer that reaches it."""
     prompt_injected_at: float | None = None
     context_tokens: int | None = None
     polled_at: float = 0.0
@@ -85,7 +85,7 @@ class Agent(BaseModel):
 
 
 class Hook(BaseModel):
-    """What of a hook's body matters here; each kind has its own part of it."""
+    """The members of a hook's body that are used; each kind of hook has some of them."""
 
     model_config = ConfigDict(frozen=True)
     cwd: str | None = None
@@ -97,104 +97,108 @@ class Hook(BaseModel):
     reason: str | None = None
 
 
-class Step(NamedTuple):
-    """The agent as it is then, and what is to be written with it."""
+class AgentStep(NamedTuple):
+    """The agent after a hook, and the commands and turns to write with it."""
 
     agent: Agent
-    writes: tuple[Command | Turn, ...] = ()
+    writes: tuple[AgentCommand | Turn, ...] = ()
     context: str | None = None
-    """What the agent is to be told."""
+    """The text for the agent's context."""
 
 
-def apply(agent: Agent, kind: Kind, hook: Hook, *, now: float, delay: float) -> Step:
-    """``delay``: seconds after which a stop is the end of the command. Late hooks of an ended agent change nothing."""
+def apply(agent: Agent, kind: Kind, hook: Hook, *, now: float, delay: float) -> AgentStep:
+    """What the hook makes of ``agent``. ``delay``: seconds after a stop until the command is complete.
+
+    A late hook of an ended agent changes nothing.
+    """
     if agent.state == "ended" and kind != "session-start":
-        return Step(agent)
-    known = {name: value for name in ("cwd", "transcript_path") if (value := getattr(hook, name)) is not None}
-    agent = agent.but(seen_at=max(now, agent.seen_at), **known)
+        return AgentStep(agent)
+    paths = {name: value for name in ("cwd", "transcript_path") if (value := getattr(hook, name)) is not None}
+    agent = agent.but(seen_at=max(now, agent.seen_at), **paths)
     if agent.state in ("expected", "ended"):
         agent = agent.but(state="idle", ended_at=None, ended_why=None)
     match kind:
         case "session-start":
-            return _told(Step(agent))
+            return _with_inbox(AgentStep(agent))
         case "session-end":
             return end(agent, now, why=hook.reason or "session-end", by="session-end")
         case "user-prompt-submit":
-            return _told(_prompted(agent, hook.prompt or "", now))
+            return _with_inbox(_begin_or_continue(agent, hook.prompt or "", now))
         case "stop":
-            return _stopped(agent, hook.last_assistant_message or hook.message, now, delay)
+            return _stop(agent, hook.last_assistant_message or hook.message, now, delay)
         case "pre-tool-use":
-            return Step(_going_on(agent).but(tool=hook.tool_name, tools=agent.tools + 1))
+            return AgentStep(_continue(agent).but(tool=hook.tool_name, tools=agent.tools + 1))
         case "post-tool-use":
-            return Step((agent if agent.stop_at else _going_on(agent)).but(tool=None))
+            return AgentStep((agent if agent.stop_at else _continue(agent)).but(tool=None))
         case "permission-request":
-            waiting = _going_on(agent, "waiting")
-            return say(Step(waiting), "agent", "permission", hook.message or hook.tool_name or "", now)
+            waiting = _continue(agent, "waiting")
+            return add_turn(AgentStep(waiting), "agent", "permission", hook.message or hook.tool_name or "", now)
         case "notification":
-            waiting = agent if agent.stop_at else _going_on(agent, "waiting")
-            return say(Step(waiting), "agent", "notification", hook.message or "", now)
+            waiting = agent if agent.stop_at else _continue(agent, "waiting")
+            return add_turn(AgentStep(waiting), "agent", "notification", hook.message or "", now)
 
 
-def end(agent: Agent, now: float, *, why: str, by: str) -> Step:
-    """The session is over. A command whose stop was only waited for is complete; one that was completed already is left
-    as it is; any other was interrupted."""
+def end(agent: Agent, now: float, *, why: str, by: str) -> AgentStep:
+    """The session is over. An open command is complete if its stop was pending, else it was interrupted."""
     step = close(agent, now, "complete" if agent.stop_at else "interrupted", by=by)
     return step._replace(agent=step.agent.but(state="ended", ended_at=now, ended_why=why, tool=None))
 
 
-def finish(agent: Agent, command: int, at: float, now: float) -> Step:
-    """A stop that was put off until ``at``: nothing, when that command is over, or the agent went on meanwhile."""
+def finish(agent: Agent, command: int, at: float, now: float) -> AgentStep:
+    """Complete a command whose stop was due ``at``. No change when it is over, or the agent continued meanwhile."""
     if agent.command is None or agent.command.number != command or agent.stop_at != at:
-        return Step(agent)
+        return AgentStep(agent)
     return close(agent, now, "complete", by="stop")
 
 
-def close(agent: Agent, now: float, outcome: Outcome, *, by: str) -> Step:
-    """The open command, if there is one, is over."""
+def close(agent: Agent, now: float, outcome: Outcome, *, by: str) -> AgentStep:
+    """End the open command, if there is one."""
     if agent.command is None:
-        return Step(agent)
-    over = agent.command.model_copy(update={"status": outcome, "ended_at": now, "ended_by": by})
-    return Step(agent.but(state="idle", command=None, stop_at=None, tool=None), (over,))
+        return AgentStep(agent)
+    command = agent.command.model_copy(update={"status": outcome, "ended_at": now, "ended_by": by})
+    return AgentStep(agent.but(state="idle", command=None, stop_at=None, tool=None), (command,))
 
 
-def say(step: Step, role: str, kind: str, text: str, now: float, source: str = "hook") -> Step:
-    """One turn more. What comes late still belongs to the last command."""
+def add_turn(step: AgentStep, role: str, kind: str, text: str, now: float, source: str = "hook") -> AgentStep:
+    """Add a turn to the open command; a late turn belongs to the last one."""
     agent = step.agent
     command = agent.command.number if agent.command else agent.commands or None
-    told = {"agent": agent.number, "number": agent.turns + 1, "command": command, "role": role, "kind": kind}
-    turn = Turn.model_validate({**told, "text": cut(text), "at": now, "source": source})
+    turn = Turn.model_validate({
+        "agent": agent.number, "number": agent.turns + 1, "command": command, "role": role, "kind": kind,
+        "text": cut(text), "at": now, "source": source,
+    })  # fmt: skip
     return step._replace(agent=agent.but(turns=turn.number), writes=(*step.writes, turn))
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 
-def _prompted(agent: Agent, prompt: str, now: float) -> Step:
-    """Whoever speaks while a command is open adds to it; after a stop it is another command."""
-    step = close(agent, now, "complete", by="user-prompt-submit") if agent.stop_at else Step(agent)
+def _begin_or_continue(agent: Agent, prompt: str, now: float) -> AgentStep:
+    """A prompt continues the open command; after a stop it begins another one."""
+    step = close(agent, now, "complete", by="user-prompt-submit") if agent.stop_at else AgentStep(agent)
     agent = step.agent
     if agent.command is None:
         number = agent.commands + 1
-        begun = Command(agent=agent.number, number=number, first_turn=agent.turns + 1, started_at=now)
-        step = Step(agent.but(command=begun, commands=number), (*step.writes, begun))
-    return say(step._replace(agent=_going_on(step.agent)), "user", "prompt", prompt, now)
+        command = AgentCommand(agent=agent.number, number=number, first_turn=agent.turns + 1, started_at=now)
+        step = AgentStep(agent.but(command=command, commands=number), (*step.writes, command))
+    return add_turn(step._replace(agent=_continue(step.agent)), "user", "prompt", prompt, now)
 
 
-def _stopped(agent: Agent, message: str | None, now: float, delay: float) -> Step:
-    """Said twice, it is still the first time that counts."""
+def _stop(agent: Agent, message: str | None, now: float, delay: float) -> AgentStep:
+    """Schedule the completion of the open command. A second stop changes nothing."""
     if agent.command is None or agent.stop_at is not None:
-        return Step(agent)
-    step = Step(agent) if message is None else say(Step(agent), "agent", "answer", message, now)
+        return AgentStep(agent)
+    step = AgentStep(agent) if message is None else add_turn(AgentStep(agent), "agent", "answer", message, now)
     return step._replace(agent=step.agent.but(stop_at=now + delay, state="working"))
 
 
-def _going_on(agent: Agent, state: str = "working") -> Agent:
-    """Work on the open command, if any: a stop that was waited for was none."""
+def _continue(agent: Agent, state: str = "working") -> Agent:
+    """Cancel a pending stop of the open command: the agent still works on it."""
     return agent if agent.command is None else agent.but(state=state, stop_at=None)
 
 
-def _told(step: Step) -> Step:
-    """The answers to these two reach the agent's context."""
+def _with_inbox(step: AgentStep) -> AgentStep:
+    """Empty the inbox into the answer. Only answers to session-start and user-prompt-submit reach the context."""
     inbox = step.agent.inbox
     return step._replace(agent=step.agent.but(inbox=()), context="\n\n".join(inbox)) if inbox else step

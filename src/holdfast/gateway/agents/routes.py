@@ -1,4 +1,4 @@
-"""Agents over HTTP, as one room of the gateway."""
+"""The routes of agents other than hooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import BaseModel, Field, JsonValue
 
 import holdfast
 from holdfast.gateway.agents import config_editor, hooks, records, summaries, workers
-from holdfast.gateway.agents.correlate import create, folder_name
-from holdfast.gateway.agents.hooks import Printable
-from holdfast.gateway.agents.inject import inject
-from holdfast.gateway.agents.lifecycle import Agent, Command, Turn
-from holdfast.gateway.context import Gateway, Here, Loop
+from holdfast.gateway.agents.correlation import create, folder_name
+from holdfast.gateway.agents.hooks import PRINTABLE
+from holdfast.gateway.agents.injection import inject
+from holdfast.gateway.agents.lifecycle import Agent, AgentCommand, Turn
+from holdfast.gateway.context import CurrentGateway, Gateway, Loop
 from holdfast.gateway.problem import Problem, documented
 
 router = APIRouter(tags=["agents"])
@@ -23,7 +23,7 @@ router.routes.extend(hooks.router.routes)
 Number = Annotated[int, Path(ge=1, lt=1 << 31)]
 After = Annotated[int, Query(ge=0, lt=1 << 31)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=Printable)]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 ConfigName = Annotated[str, Path(pattern=config_editor.NAME)]
 
 
@@ -32,22 +32,22 @@ def loops(gateway: Gateway) -> list[Loop]:
 
 
 class Announcement(BaseModel):
-    """An agent that is about to begin in this folder: its first session there becomes its own."""
+    """An agent that is about to start in this folder: the next session that begins there is its session."""
 
-    cwd: Annotated[str, Field(min_length=1, max_length=4096, pattern=Printable, examples=["/srv/app"])]
+    cwd: Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE, examples=["/srv/app"])]
     sandbox: Name | None = None
     """The agent ends when this sandbox is gone."""
 
 
-class Agents(BaseModel):
+class AgentPage(BaseModel):
     agents: list[Agent]
 
 
-class Commands(BaseModel):
-    commands: list[Command]
+class AgentCommandPage(BaseModel):
+    commands: list[AgentCommand]
 
 
-class Turns(BaseModel):
+class TurnPage(BaseModel):
     turns: list[Turn]
 
 
@@ -58,13 +58,13 @@ class Injection(BaseModel):
 
 class Injected(BaseModel):
     injected: bool
-    """False: it was done before."""
+    """False: an earlier request did."""
     prompt_injected_at: float
 
 
 class Summary(BaseModel):
     text: str | None
-    """None: it is being made."""
+    """Null while another request makes it."""
     made_at: float | None
 
 
@@ -86,92 +86,91 @@ class AdvisoryLocks(BaseModel):
 
 
 @router.get("/api/advisory-locks", responses=documented(503))
-async def advisory_locks(here: Here) -> AdvisoryLocks:
-    """All locks that are held, whoever holds them, and how many; and how many wait for one."""
-    found = await here.client.locks.list()
-    held = [HeldLock.model_validate(each, from_attributes=True) for each in found if each.granted]
-    return AdvisoryLocks(count=len(held), locks=held, waiting=len(found) - len(held))
+async def advisory_locks(gateway: CurrentGateway) -> AdvisoryLocks:
+    """All advisory locks of the database that are held, their number, and the number of waiters."""
+    locks = await gateway.client.locks.list()
+    held = [HeldLock.model_validate(lock, from_attributes=True) for lock in locks if lock.granted]
+    return AdvisoryLocks(count=len(held), locks=held, waiting=len(locks) - len(held))
 
 
 @router.get("/agents", responses=documented(422, 503))
-async def agents(here: Here, after: After = 0, limit: Limit = 100) -> Agents:
+async def agents(gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentPage:
     """In the order of their numbers; the next page begins ``after`` the last one."""
-    found = await here.client.objects.list("agent", after=records.key(after), most=limit)
-    return Agents(agents=[records.known(record).agent for record in found])
+    page = await gateway.client.objects.list("agent", after=records.key(after), most=limit)
+    return AgentPage(agents=[records.parse(record).agent for record in page])
 
 
 @router.post("/agents", status_code=201, responses=documented(409, 422, 503))
-async def announce(body: Announcement, here: Here) -> Agent:
-    if body.sandbox is not None and await here.client.objects.get("sandbox", body.sandbox) is None:
+async def announce(body: Announcement, gateway: CurrentGateway) -> Agent:
+    if body.sandbox is not None and await gateway.client.objects.get("sandbox", body.sandbox) is None:
         raise Problem(422, f"there is no sandbox {body.sandbox!r}")
-    number = await create(here.client, folder_name(body.cwd), session_id=None, cwd=body.cwd, sandbox=body.sandbox)
-    return (await records.must_read(here.client, number)).agent
+    number = await create(gateway.client, folder_name(body.cwd), session_id=None, cwd=body.cwd, sandbox=body.sandbox)
+    return (await records.read_or_404(gateway.client, number)).agent
 
 
 @router.get("/agents/config/{name}", responses=documented(404, 409, 422))
-async def config(name: ConfigName, here: Here) -> dict[str, JsonValue]:
-    return config_editor.read(config_editor.file_of(here.settings.agent_config, name))
+async def config(name: ConfigName, gateway: CurrentGateway) -> dict[str, JsonValue]:
+    return config_editor.read(config_editor.find_file(gateway.settings.agent_config, name))
 
 
 @router.patch("/agents/config/{name}", responses=documented(404, 409, 413, 422, 503))
-async def edit_config(name: ConfigName, body: dict[str, JsonValue], here: Here) -> dict[str, JsonValue]:
-    """Merged into what is there (RFC 7396); the answer is what is there then."""
-    return await config_editor.edit(config_editor.file_of(here.settings.agent_config, name), body)
+async def edit_config(name: ConfigName, body: dict[str, JsonValue], gateway: CurrentGateway) -> dict[str, JsonValue]:
+    """Apply a JSON merge patch (RFC 7396) and return the result."""
+    return await config_editor.edit(config_editor.find_file(gateway.settings.agent_config, name), body)
 
 
 @router.get("/agents/{number}", responses=documented(404, 422, 503))
-async def agent(number: Number, here: Here) -> Agent:
-    return (await records.must_read(here.client, number)).agent
+async def agent(number: Number, gateway: CurrentGateway) -> Agent:
+    return (await records.read_or_404(gateway.client, number)).agent
 
 
 @router.get("/agents/{number}/commands", responses=documented(404, 422, 503))
-async def commands(number: Number, here: Here, after: After = 0, limit: Limit = 100) -> Commands:
-    return Commands(commands=await _parts(here.client, "command", number, after, limit))
+async def commands(number: Number, gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentCommandPage:
+    return AgentCommandPage(commands=await _list_parts(gateway.client, "command", number, after, limit))
 
 
 @router.get("/agents/{number}/turns", responses=documented(404, 422, 503))
-async def turns(number: Number, here: Here, after: After = 0, limit: Limit = 100) -> Turns:
-    return Turns(turns=await _parts(here.client, "turn", number, after, limit))
+async def turns(number: Number, gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> TurnPage:
+    return TurnPage(turns=await _list_parts(gateway.client, "turn", number, after, limit))
 
 
 @router.post("/agents/{number}/injection", responses=documented(404, 422, 503))
-async def injection(number: Number, body: Injection, here: Here) -> Injected:
-    """A prompt and skills for the agent, once; told with the answer to its next session-start or prompt."""
-    done, at = await inject(here, number, body.prompt, body.skills)
-    return Injected(injected=done, prompt_injected_at=at)
+async def injection(number: Number, body: Injection, gateway: CurrentGateway) -> Injected:
+    """Give the agent a prompt and skills, once, with the answer to its next session-start or prompt."""
+    is_done, at = await inject(gateway, number, body.prompt, body.skills)
+    return Injected(injected=is_done, prompt_injected_at=at)
 
 
 @router.post(
     "/agents/{number}/commands/{command}/summary",
-    responses={202: {"model": Summary, "description": "It is being made."}, **documented(404, 409, 422, 502, 503)},
+    responses={
+        202: {"model": Summary, "description": "Another request makes it."},
+        **documented(404, 409, 422, 502, 503),
+    },
 )
-async def summary(number: Number, command: Number, here: Here, response: Response) -> Summary:
-    """Made by the first who asks; 202 while that one is at it."""
-    found = await here.client.objects.get("command", records.key(number, command))
-    if found is None:
+async def summary(number: Number, command: Number, gateway: CurrentGateway, response: Response) -> Summary:
+    """Made by the first request; 202 while that makes it."""
+    record = await gateway.client.objects.get("command", records.key(number, command))
+    if record is None:
         raise Problem(404, f"agent {number} has no command {command}")
-    asked = Command.model_validate(found.payload)
-    if asked.status == "running":
+    ended = AgentCommand.model_validate(record.payload)
+    if ended.status == "running":
         raise Problem(409, f"command {command} of agent {number} is still running: ask when it is over")
-    made = await summaries.summarise(here, asked, summaries.load(here.settings.summariser))
-    if made is None:
+    stored = await summaries.summarise(gateway, ended, summaries.load(gateway.settings.summariser))
+    if stored is None:
         response.status_code, response.headers["Retry-After"] = 202, "1"
         return Summary(text=None, made_at=None)
-    return Summary(**made)
+    return Summary(**stored)
 
 
-async def _parts(client: holdfast.AsyncClient, kind: str, number: int, after: int, limit: int) -> list[Any]:
-    """What the agent's last commit is still writing is there already."""
-    known = await records.must_read(client, number)
-    found = {
+async def _list_parts(client: holdfast.AsyncClient, kind: str, number: int, after: int, limit: int) -> list[Any]:
+    """Commands or turns of an agent, with those that the agent's last commit has not written yet."""
+    stored = await records.read_or_404(client, number)
+    parts = {
         record.payload["number"]: record.payload
-        for record in await records.parts(client, kind, number, after=after, most=limit)
+        for record in await records.list_parts(client, kind, number, after=after, most=limit)
     }
-    for each in known.pending:
-        if (
-            records.session_class(each) == kind
-            and each.number > after
-            and records.is_newer(each, found.get(each.number))
-        ):
-            found[each.number] = each
-    return [found[number] for number in sorted(found)][:limit]
+    for part in stored.pending:
+        if records.kind_of(part) == kind and part.number > after and records.is_newer(part, parts.get(part.number)):
+            parts[part.number] = part
+    return [parts[number] for number in sorted(parts)][:limit]

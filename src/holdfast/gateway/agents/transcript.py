@@ -1,6 +1,6 @@
-"""What an agent wrote down itself: a file of JSON lines, below the one folder that the gateway may read.
+"""Transcripts: files of JSON lines that agents write, below the one folder that the gateway may read.
 
-A line that is no JSON, or says nothing, is passed over: the file is somebody else's.
+A line that is no JSON, or has no message, is skipped: the format belongs to another program.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 CHUNK, PORTION = 1 << 20, 1 << 16
-"""Bytes that are read at once, and after which no further line is taken: what is said in them is one commit of the
-agent, in which a short line is several times as long. What is left comes with the next cycle."""
+"""Bytes that are read at once, and after which no further line is taken. All turns of a portion are in one commit of
+the agent, where a short line takes several times its length. The next cycle reads on."""
 _USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 
 
-class Entry(NamedTuple):
+class TranscriptEntry(NamedTuple):
     role: Literal["user", "agent"]
     text: str
 
 
-def confined(path: str, folder: str | None) -> Path | None:
-    """The file, if it is one below ``folder``, wherever links lead."""
+def find_file(path: str, folder: str | None) -> Path | None:
+    """The file, with links resolved, if it is below ``folder``; else None."""
     if folder is None:
         return None
     try:
@@ -42,41 +42,42 @@ def read_end(path: Path) -> bytes:
 
 
 def whole_lines(data: bytes) -> bytes:
-    """Up to the last line that is complete, or beyond the portion. A line longer than a chunk is given up."""
+    """The complete lines of ``data``, up to the first one that ends beyond PORTION. A line longer than CHUNK is
+    skipped: then all of ``data`` is returned."""
     end = data.find(b"\n", PORTION) + 1 or data.rfind(b"\n") + 1
     return data if end == 0 and len(data) == CHUNK else data[:end]
 
 
-def entries(data: bytes) -> list[Entry]:
-    """What was said, in order."""
-    found = [(each, _text(each)) for each in _messages(data)]
-    return [Entry("user" if each["type"] == "user" else "agent", text) for each, text in found if text]
+def entries(data: bytes) -> list[TranscriptEntry]:
+    """The messages that have a text, in order."""
+    texts = [(message["type"], _text(message)) for message in _messages(data)]
+    return [TranscriptEntry("user" if kind == "user" else "agent", text) for kind, text in texts if text]
 
 
 def tokens(data: bytes) -> int | None:
-    """How much of its context the agent used when it last said something; None when that is not told."""
-    for each in reversed(_messages(data)):
-        usage = each["message"].get("usage")
+    """How many tokens of context the agent used with its last message; None when no message says so."""
+    for message in reversed(_messages(data)):
+        usage = message["message"].get("usage")
         if isinstance(usage, dict):
             return sum(value for name in _USAGE if isinstance(value := usage.get(name), int))
     return None
 
 
 def _messages(data: bytes) -> list[dict[str, Any]]:
-    found = []
+    messages = []
     for line in data.splitlines():
         try:
-            each = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(each, dict) and isinstance(each.get("message"), dict) and not each.get("isSidechain"):
-            found.append(each)
-    return [each for each in found if each.get("type") in ("user", "assistant")]
+        if isinstance(value, dict) and isinstance(value.get("message"), dict) and not value.get("isSidechain"):
+            messages.append(value)
+    return [message for message in messages if message.get("type") in ("user", "assistant")]
 
 
-def _text(each: dict[str, Any]) -> str:
-    """Of what was said in words; results of tools are not."""
-    content = each["message"].get("content")
+def _text(message: dict[str, Any]) -> str:
+    """The text of a message, without the results of tools. Lone surrogates are replaced."""
+    content = message["message"].get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         content = "\n".join(part for part in parts if isinstance(part, str))

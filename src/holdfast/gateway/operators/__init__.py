@@ -1,17 +1,17 @@
-"""What operators see and what they may do, over HTTP: as ``holdfast`` tells and does it on the command line.
+"""What operators see and do over HTTP, as the ``holdfast`` command line does it.
 
-answers     what is told, field by field: what is not named there is not told
-reading     what there is: leases, history, locks, operations, the log, relays, reviews, gates, the audit
-commanding  governed commands, each by somebody, for a reason, and on the record
+models    the answers, field by field: a field that is not declared there is not returned
+queries   leases, history, locks, operations, the log, relays, reviews, gates, the audit
+commands  governed commands: each has an actor and a reason, and is audited
 """
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from holdfast.gateway.operators import commanding, reading
+from holdfast.gateway.operators import commands, queries
 
 router = APIRouter()
-router.routes.extend(reading.router.routes)
-router.routes.extend(commanding.router.routes)
-loops = commanding.loops
+router.routes.extend(queries.router.routes)
+router.routes.extend(commands.router.routes)
+loops = commands.loops

@@ -1,14 +1,15 @@
-"""The dashboard: what is so on this database, problems first, rendered here and kept current by server-sent events.
+"""The dashboard: the state of the database, problems first, rendered on the server and updated by server-sent events.
 
-looking   asks the database, all at once and never more often than once a second, however many watch
-problems  what is wrong, judged from what was seen
-parts     what each part of the page tells
-telling   one picture a replica, and who is told when a part of it has changed
-serving   the page, its stream, and the few files that it needs: everything comes from here
+snapshot    reads the database, at most once a second however many clients watch
+problems    PURE: what is wrong in a snapshot
+panels      PURE: the values that each panel of the page shows
+formatting  PURE: spans, numbers, and fields of records
+stream      the current state of the page, and its updates for clients
+routes      the page, its stream and its static files; nothing is loaded from elsewhere
 """
 
 from __future__ import annotations
 
-from holdfast.gateway.pages.serving import loops, router
+from holdfast.gateway.pages.routes import loops, router
 
 __all__ = ["loops", "router"]

@@ -1,191 +1,181 @@
-"""What is wrong, judged from a sight: each kind with what it concerns, and what to do about it. Asks nobody."""
+"""What is wrong in a snapshot, found by pure functions: each problem has its subjects and a remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from holdfast.gateway.pages.looking import Sight
-from holdfast.gateway.pages.words import condition, number, phase, span
+from holdfast.gateway.pages.formatting import format_number, format_span, sandbox_phase, sandbox_reason
+from holdfast.gateway.pages.snapshot import Snapshot
 
 RECENT = 900.0
-"""Seconds for which what has happened is told: a lease that was lost, a slot that was not what its session says."""
-WAITED = 5.0
-"""Seconds of waiting for a lock that are too long."""
-BEHIND = 60.0
+"""Seconds for which a past event is shown: a lease that was lost, a slot that contradicted its session."""
+MAX_WAIT = 5.0
+"""Seconds that a session may wait for a lock."""
+MAX_LAG = 60.0
 """Seconds that a relay may be behind."""
-STALE = 0.3
-"""A heartbeat comes after two thirds of a TTL at the latest: with less than this left of it, one is missing."""
-_SHOWN = 5
+LATE_HEARTBEAT = 0.3
+"""A heartbeat comes after two thirds of the TTL at the latest: when less than this share is left, one is missing."""
+_MAX_SUBJECTS = 5
 
 
-class About(NamedTuple):
-    """What a problem concerns, and what is known of it. ``when``: "ago", "for" or "left", and the moment it is to, so
-    that the page can count."""
+class Subject(NamedTuple):
+    """What a problem is about. ``when``: "ago", "for" or "left", and the point in time that the page counts from or
+    to."""
 
     name: str
-    told: str
+    text: str
     when: tuple[Literal["ago", "for", "left"], float] | None = None
 
 
-class Found(NamedTuple):
-    """``about``: the first few."""
-
+class PageProblem(NamedTuple):
     level: Literal["critical", "warning"]
     title: str
-    about: list[About]
+    subjects: list[Subject]
+    """The first few."""
     more: int
-    todo: str
-    where: str = ""
-    """The part of the page that tells more."""
+    """How many further subjects there are."""
+    remedy: str
+    panel: str = ""
+    """The panel that shows more."""
 
 
-def problems(sight: Sight) -> list[Found]:
-    """The worst first."""
-    found = [each for judge in _JUDGES for each in judge(sight)]
-    return sorted(found, key=lambda each: each.level != "critical")
+def find_problems(snapshot: Snapshot) -> list[PageProblem]:
+    """The critical ones first."""
+    problems = [problem for check in _CHECKS for problem in check(snapshot)]
+    return sorted(problems, key=lambda problem: problem.level != "critical")
 
 
-def _found(level: Any, one: str, many: str, about: Iterable[About], todo: str, where: str = "") -> Iterator[Found]:
-    every = list(about)
+def _problem(
+    level: Literal["critical", "warning"],
+    one: str,
+    many: str,
+    subjects: Iterable[Subject],
+    remedy: str,
+    panel: str = "",
+) -> Iterator[PageProblem]:
+    """One problem for all ``subjects``, or none. ``one`` and ``many`` are its titles."""
+    every = list(subjects)
     if every:
-        title = one if len(every) == 1 else f"{number(len(every))} {many}"
-        yield Found(level, title, every[:_SHOWN], len(every[_SHOWN:]), todo, where)
+        title = one if len(every) == 1 else f"{format_number(len(every))} {many}"
+        yield PageProblem(level, title, every[:_MAX_SUBJECTS], len(every[_MAX_SUBJECTS:]), remedy, panel)
 
 
-def _database(sight: Sight) -> Iterator[Found]:
-    if sight.trouble is not None:
-        todo = "What is shown below is what was known last. holdfast doctor tells what is wrong with it."
-        yield Found("critical", "The database does not answer", [About("", sight.trouble)], 0, todo)
-    if sight.unmigrated is not None:
-        todo = "Run holdfast migrate with a role that may change the schema."
-        yield Found(
-            "critical", "The tables are not there, or not those of this version", [About("", sight.unmigrated)], 0, todo
-        )
+def _database(snapshot: Snapshot) -> Iterator[PageProblem]:
+    if snapshot.trouble is not None:
+        remedy = "What is shown below is the last known state. holdfast doctor names the cause."
+        yield PageProblem("critical", "The database does not answer", [Subject("", snapshot.trouble)], 0, remedy)
+    if snapshot.unmigrated is not None:
+        title = "The tables are not there, or not those of this version"
+        remedy = "Run holdfast migrate with a role that may change the schema."
+        yield PageProblem("critical", title, [Subject("", snapshot.unmigrated)], 0, remedy)
 
 
-def _leader(sight: Sight) -> Iterator[Found]:
-    if sight.elector and not sight.trouble and all(each.name != sight.elector for each in sight.leases):
-        todo = "A standby takes over by itself. If it does not: does any replica run, and is it ready (/readyz)?"
-        yield Found("critical", "Nobody leads", [About(sight.elector, "has no holder")], 0, todo, "leaders")
+def _leader(snapshot: Snapshot) -> Iterator[PageProblem]:
+    if snapshot.elector and not snapshot.trouble and all(lease.name != snapshot.elector for lease in snapshot.leases):
+        remedy = "A standby takes over by itself. If none does: does a replica run, and is it ready (/readyz)?"
+        subject = Subject(snapshot.elector, "has no holder")
+        yield PageProblem("critical", "Nobody leads", [subject], 0, remedy, "leaders")
 
 
-def _heartbeats(sight: Sight) -> Iterator[Found]:
+def _heartbeats(snapshot: Snapshot) -> Iterator[PageProblem]:
     late = []
-    for each in () if sight.trouble else sight.leases:  # nobody has seen a heartbeat since the database was away
-        ttl, left = each.info.get("ttl"), each.expires_at.timestamp() - sight.at
-        if isinstance(ttl, int | float) and "for" not in each.info and left < STALE * ttl:
-            told = f"{each.holder}, of {span(ttl)}"
-            late.append(About(each.name, told, ("left", each.expires_at.timestamp())))
-    todo = "Its process may be paused, overloaded or cut off; when nothing is left, the lease is free for others."
-    yield from _found("warning", "A heartbeat is late", "heartbeats are late", late, todo, "leases")
+    for lease in () if snapshot.trouble else snapshot.leases:  # no heartbeat is seen while the database is away
+        ttl, left = lease.info.get("ttl"), lease.expires_at.timestamp() - snapshot.at
+        if isinstance(ttl, int | float) and "for" not in lease.info and left < LATE_HEARTBEAT * ttl:
+            text = f"{lease.holder}, of {format_span(ttl)}"
+            late.append(Subject(lease.name, text, ("left", lease.expires_at.timestamp())))
+    remedy = "Its process may be paused, overloaded or cut off; when no time is left, the lease is free for others."
+    yield from _problem("warning", "A heartbeat is late", "heartbeats are late", late, remedy, "leases")
 
 
-def _lost(sight: Sight) -> Iterator[Found]:
-    words = {"expired": "expired", "session_lost": "its session was gone", "forced": "was taken away"}
+def _lost_leases(snapshot: Snapshot) -> Iterator[PageProblem]:
+    texts = {"expired": "expired", "session_lost": "its session was gone", "forced": "was taken away"}
     lost = []
-    for each in sight.ended:
-        at = each.ended_at.timestamp()
-        timed = each.name.startswith(("@gate:", "@slot:")) and each.outcome == "expired"
-        if each.outcome in words and sight.at - at < RECENT and not timed:
-            by = f" by {each.actor}: {each.reason}" if each.actor else ""
-            lost.append(About(each.name, f"{each.holder}: {words[each.outcome]}{by}", ("ago", at)))
-    todo = "Did its holder crash, or was it paused? holdfast history tells who had it when."
-    yield from _found(
-        "warning",
-        "A lease was lost in the last 15 minutes",
-        "leases were lost in the last 15 minutes",
-        lost,
-        todo,
-        "leases",
-    )
+    for grant in snapshot.ended:
+        at = grant.ended_at.timestamp()
+        is_timed = grant.name.startswith(("@gate:", "@slot:")) and grant.outcome == "expired"
+        if grant.outcome in texts and snapshot.at - at < RECENT and not is_timed:
+            by = f" by {grant.actor}: {grant.reason}" if grant.actor else ""
+            lost.append(Subject(grant.name, f"{grant.holder}: {texts[grant.outcome]}{by}", ("ago", at)))
+    remedy = "Did its holder crash, or was it paused? holdfast history shows its holders."
+    one, many = "A lease was lost in the last 15 minutes", "leases were lost in the last 15 minutes"
+    yield from _problem("warning", one, many, lost, remedy, "leases")
 
 
-def _relays(sight: Sight) -> Iterator[Found]:
-    parked = [About(each.name, f"{number(each.parked)} parked") for each in sight.relays if each.parked]
-    todo = "holdfast relay parked tells why; holdfast relay retry tells them again."
-    yield from _found(
-        "warning",
-        "A relay has something that its sink refused",
-        "relays have something that their sinks refused",
-        parked,
-        todo,
-        "operations",
-    )
+def _relays(snapshot: Snapshot) -> Iterator[PageProblem]:
+    parked = [Subject(relay.name, f"{format_number(relay.parked)} parked") for relay in snapshot.relays if relay.parked]
+    remedy = "holdfast relay parked shows why; holdfast relay retry publishes them again."
+    one, many = "A relay has something that its sink refused", "relays have something that their sinks refused"
+    yield from _problem("warning", one, many, parked, remedy, "operations")
     stuck = [
-        About(
-            each.name,
-            each.problem or f"behind{'' if each.holder else ', and nobody runs it'}",
-            ("for", float(round(sight.at - each.lag))),
+        Subject(
+            relay.name,
+            relay.problem or f"behind{'' if relay.holder else ', and no process runs it'}",
+            ("for", float(round(snapshot.at - relay.lag))),
         )
-        for each in sight.relays
-        if each.problem or each.lag > BEHIND
+        for relay in snapshot.relays
+        if relay.problem or relay.lag > MAX_LAG
     ]
-    todo = "Is its sink up, and does somebody run the relay? Nothing is lost: it goes on where it stands."
-    yield from _found("warning", "A relay is behind", "relays are behind", stuck, todo, "operations")
+    remedy = "Is its sink up, and does a process run the relay? Nothing is lost: it continues where it stopped."
+    yield from _problem("warning", "A relay is behind", "relays are behind", stuck, remedy, "operations")
 
 
-def _operations(sight: Sight) -> Iterator[Found]:
+def _operations(snapshot: Snapshot) -> Iterator[PageProblem]:
     partial = [
-        About(each.label, f"in attempt {each.attempt}", ("ago", each.updated_at.timestamp()))
-        for each in sight.unfinished
-        if each.status == "partial"
+        Subject(record.label, f"in attempt {record.attempt}", ("ago", record.updated_at.timestamp()))
+        for record in snapshot.unfinished
+        if record.status == "partial"
     ]
-    todo = "Whoever ran it died. It is mended when it is run again, or by operation.rollback or operation.reset."
-    yield from _found(
-        "critical", "An operation was left half done", "operations were left half done", partial, todo, "operations"
-    )
+    remedy = "Its owner died. The next run recovers it; so does operation.rollback or operation.reset."
+    one, many = "An operation was left half done", "operations were left half done"
+    yield from _problem("critical", one, many, partial, remedy, "operations")
     reviews = [
-        About(each.label, f"review {each.id}, {each.reason}: {each.detail}", ("ago", each.opened_at.timestamp()))
-        for each in sight.reviews
-    ]
-    todo = "Look at it, then run review.approve or review.reject."
-    yield from _found("warning", "A review is open", "reviews are open", reviews, todo, "operations")
-
-
-def _locks(sight: Sight) -> Iterator[Found]:
-    waiting = [
-        About(
-            each.label,
-            f"session {each.pid}, behind {', '.join(map(str, each.blocked_by)) or 'nobody who can be seen'}",
-            ("for", float(round(sight.at - each.duration))),
+        Subject(
+            review.label, f"review {review.id}, {review.reason}: {review.detail}", ("ago", review.opened_at.timestamp())
         )
-        for each in sight.locks
-        if not each.granted and (each.duration or 0) > WAITED
+        for review in snapshot.reviews
     ]
-    todo = "Who holds it is told below. lock.break ends a session that is stuck."
-    yield from _found(
-        "warning", "A lock is waited for too long", "locks are waited for too long", waiting, todo, "locks"
-    )
+    remedy = "Read it, then run review.approve or review.reject."
+    yield from _problem("warning", "A review is open", "reviews are open", reviews, remedy, "operations")
 
 
-def _slots(sight: Sight) -> Iterator[Found]:
-    wrong = [
-        About(pool, f"{kind.replace('_', ' ')}, {number(count)} times in all", ("ago", float(round(at))))
-        for (pool, kind), (count, at) in sight.violations.items()
-        if sight.at - at < RECENT
+def _locks(snapshot: Snapshot) -> Iterator[PageProblem]:
+    waiting = [
+        Subject(
+            lock.label,
+            f"session {lock.pid}, behind {', '.join(map(str, lock.blocked_by)) or 'a session that is not visible'}",
+            ("for", float(round(snapshot.at - lock.duration))),
+        )
+        for lock in snapshot.locks
+        if not lock.granted and (lock.duration or 0) > MAX_WAIT
     ]
-    todo = "A session and the lease of its slot contradict each other: the log of this replica tells which."
-    yield from _found(
-        "critical",
-        "A pool's slots are not what its sessions say",
-        "kinds of slots are not what their sessions say",
-        wrong,
-        todo,
-        "slots",
-    )
+    remedy = "Its holder is shown below. lock.break ends a session that is stuck."
+    one, many = "A lock is waited for too long", "locks are waited for too long"
+    yield from _problem("warning", one, many, waiting, remedy, "locks")
 
 
-def _sandboxes(sight: Sight) -> Iterator[Found]:
+def _slots(snapshot: Snapshot) -> Iterator[PageProblem]:
+    violations = [
+        Subject(pool, f"{kind.replace('_', ' ')}, {format_number(count)} times in all", ("ago", float(round(at))))
+        for (pool, kind), (count, at) in snapshot.violations.items()
+        if snapshot.at - at < RECENT
+    ]
+    remedy = "A session and the lease of its slot contradict each other: the log of this replica names both."
+    one, many = "A pool's slots are not what its sessions say", "kinds of slots are not what their sessions say"
+    yield from _problem("critical", one, many, violations, remedy, "slots")
+
+
+def _sandboxes(snapshot: Snapshot) -> Iterator[PageProblem]:
     failed = [
-        About(each.name or each.id, condition(each.payload) or "no reason is known")
-        for each in sight.sandboxes
-        if phase(each.payload) == "Error"
+        Subject(record.name or record.id, sandbox_reason(record.payload) or "no reason is known")
+        for record in snapshot.sandboxes
+        if sandbox_phase(record.payload) == "Error"
     ]
-    todo = "Read its logs, then delete it or make it anew."
-    yield from _found("warning", "A sandbox has failed", "sandboxes have failed", failed, todo, "sandboxes")
+    remedy = "Read its log, then delete it or create it again."
+    yield from _problem("warning", "A sandbox has failed", "sandboxes have failed", failed, remedy, "sandboxes")
 
 
-_JUDGES: tuple[Callable[[Sight], Iterator[Found]], ...] = (
-    _database, _leader, _slots, _operations, _relays, _locks, _heartbeats, _lost, _sandboxes,
+_CHECKS: tuple[Callable[[Snapshot], Iterator[PageProblem]], ...] = (
+    _database, _leader, _slots, _operations, _relays, _locks, _heartbeats, _lost_leases, _sandboxes,
 )  # fmt: skip

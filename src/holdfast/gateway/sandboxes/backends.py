@@ -1,13 +1,12 @@
-"""What the driver runs for the records: made when it never was, ended when it is to go, at every look.
+"""The driver as the reconciler uses it: every read of a backend also creates or ends it when the record asks for that.
 
-The record is the truth. It is written first, and a replica may die before it has told the driver: whoever leads looks
-at every record now and then, and at those that were changed at once, and does then what is left to do.
+The record is the truth. It is written first, and a replica may die before it has called the driver. The leader reads
+every record now and then, and a changed record at once, and completes what is left to do.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -17,157 +16,167 @@ from uuid import uuid4
 import holdfast
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.sandboxes import records
-from holdfast.gateway.sandboxes.records import GATEWAY, SUPERVISOR, TOKEN, TYPE, Step
-
-log = logging.getLogger("holdfast.gateway")
+from holdfast.gateway.sandboxes.records import (
+    ADDRESS_VARIABLE,
+    SUPERVISOR_LEASE,
+    TOKEN_VARIABLE,
+    TYPE,
+    SandboxAction,
+)
 
 _PAGE = 1000
 
 
 class Backends:
-    """The driver, as the reconciler sees it: the backends of our records, and nobody else's."""
+    """The backends of this installation's records; the driver may have those of other installations, too."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._client, self._driver = gateway.client, gateway.driver
-        self._home: str | None = None
+        self._installation: str | None = None
         self._supervised: set[str] = set()
+        """The ids of sandboxes that were given a token for their supervisor."""
         self._tokens: dict[str, str] = {}
+        """Tokens of sandboxes that this replica creates for another one, until the driver has them."""
 
-    async def home(self) -> str:
-        """The name of this installation, the same for all its replicas: a driver may have others to serve."""
-        while self._home is None:
+    async def installation(self) -> str:
+        """The id of this installation, the same for all its replicas. The first replica stores it."""
+        while self._installation is None:
             if (record := await self._client.objects.get("gateway", "installation")) is not None:
-                self._home = str(record.payload["id"])
+                self._installation = str(record.payload["id"])
             else:
                 with suppress(holdfast.AlreadyExists):
-                    made = {"id": uuid4().hex[:12]}
-                    await self._client.objects.put_if("gateway", "installation", made, holdfast.MustCreate())
-        return self._home
+                    payload = {"id": uuid4().hex[:12]}
+                    await self._client.objects.put_if("gateway", "installation", payload, holdfast.MustCreate())
+        return self._installation
 
     async def list(self) -> list[holdfast.Backend]:
-        home = await self.home()
-        found = await self._driver.list()
-        return [self._noted(each) for each in found if str(each.details.get("owner")).startswith(f"{home}/")]
+        prefix = f"{await self.installation()}/"
+        backends = await self._driver.list()
+        return [self._note_token(each) for each in backends if str(each.details.get("owner")).startswith(prefix)]
 
     async def get(self, id: str) -> holdfast.Backend | None:
-        """As it is once what is due has been done."""
-        home, backend = await self.home(), await self._driver.get(id)
+        """The backend of a record after the due action; None when the driver runs nothing for it."""
+        installation, backend = await self.installation(), await self._driver.get(id)
         record = await self._client.objects.get(TYPE, id)
         payload = None if record is None else record.payload
-        step = records.due(payload, backend, home)
-        if step is Step.MAKE:
-            backend = await self._made(record)
-        elif step is Step.END and backend is not None:
+        action = records.due_action(payload, backend, installation)
+        if action is SandboxAction.CREATE:
+            backend = await self._create_for_record(record)
+        elif action is SandboxAction.END and backend is not None:
             await self._driver.delete(id, run=backend.details["run"])
             backend = await self._driver.get(id)
-        if backend is None or not records.is_of(payload, backend, home):
+        if backend is None or not records.is_backend_of(payload, backend, installation):
             self._supervised.discard(id)
             return None
         self._tokens.pop(id, None)
-        return self._noted(backend)
+        return self._note_token(backend)
 
     async def watch(self) -> AsyncIterator[holdfast.DriverEvent | None]:
-        """What the driver tells, and which records were changed by somebody."""
-        heard: asyncio.Queue[Any] = asyncio.Queue(100)
+        """The events of the driver, and one for every record that was changed. Raises when either source ends."""
+        queue: asyncio.Queue[Any] = asyncio.Queue(100)
         events, changes = self._driver.watch(), self._client.objects.watch(TYPE)
         tasks: list[asyncio.Task[None]] = []
         try:
             await changes.begin()
-            yield await anext(events)  # from here on both are heard
-            tasks += [asyncio.create_task(_pass_on(each, heard)) for each in (events, changes)]
+            yield await anext(events)  # from here on neither source misses a change
+            tasks += [asyncio.create_task(_forward(source, queue)) for source in (events, changes)]
             while True:
-                told = await heard.get()
-                if isinstance(told, Exception):
-                    raise told
-                yield told
+                event = await queue.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
         finally:
             for task in tasks:
                 task.cancel()
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # whoever closes this may be cancelled, too
+            finally:  # also when the caller that closes this is cancelled
                 await events.aclose()
                 await changes.close()
 
     async def session_present(self, id: str) -> bool:
-        """A sandbox that is to be supervised is not ready before its supervisor is connected somewhere."""
-        return id not in self._supervised or await self._client.leases.get(f"{SUPERVISOR}{id}") is not None
+        """False while a supervised sandbox has no supervisor connected to any replica: it is not ready then."""
+        return id not in self._supervised or await self._client.leases.get(f"{SUPERVISOR_LEASE}{id}") is not None
 
-    async def make(self, record: Any, token: str | None) -> holdfast.Backend:
-        """Asked twice it is one sandbox, whoever asks; DriverError 409 when there is another one of that id."""
+    async def create(self, record: Any, token: str | None) -> holdfast.Backend:
+        """Create the backend of a record; the existing one when another replica has. DriverError 409 when the id is
+        taken by another sandbox."""
         payload = record.payload
         spec = {name: value for name, value in payload["spec"].items() if name != "supervised" and value is not None}
-        env = {**spec.pop("env"), GATEWAY: payload["gateway"]} | ({TOKEN: token} if token else {})
-        home = await self.home()
+        env = {**spec.pop("env"), ADDRESS_VARIABLE: payload["gateway"]} | ({TOKEN_VARIABLE: token} if token else {})
+        installation = await self.installation()
         try:
             return await self._driver.create(
-                record.id, spec.pop("argv"), env=env, owner=records.owner(payload, home), **spec
+                record.id, spec.pop("argv"), env=env, owner=records.owner(payload, installation), **spec
             )
         except holdfast.DriverError as error:
-            found = await self._driver.get(record.id) if error.status == 409 else None
-            if found is None or found.deleting or not records.is_of(payload, found, home):
+            existing = await self._driver.get(record.id) if error.status == 409 else None
+            if existing is None or existing.deleting or not records.is_backend_of(payload, existing, installation):
                 raise
-            return found  # with another token, which is as good
+            return existing  # it has another token, which is valid as well
 
-    async def runs(self, record: Any) -> bool:
-        """Whether the driver has it, and not another one of that id."""
-        found = await self._driver.get(record.id)
-        return found is not None and records.is_of(record.payload, found, await self.home())
+    async def is_running(self, record: Any) -> bool:
+        """Whether the driver has the backend of this record, and not that of another sandbox of its id."""
+        backend = await self._driver.get(record.id)
+        return backend is not None and records.is_backend_of(record.payload, backend, await self.installation())
 
     async def end(self, record: Any, wait: float) -> bool:
-        """True when nothing of it runs any more."""
-        found = await self._driver.get(record.id)
-        if found is None or not records.is_of(record.payload, found, await self.home()):
+        """End the backend, and wait for its end. True when none of its processes runs any more."""
+        backend = await self._driver.get(record.id)
+        if backend is None or not records.is_backend_of(record.payload, backend, await self.installation()):
             return True
-        return await self._driver.delete(record.id, wait=wait, run=found.details["run"])
+        return await self._driver.delete(record.id, wait=wait, run=backend.details["run"])
 
-    async def end_strays(self) -> None:
-        """What runs without a record: of a replica that was asked to make it, and stood still until it was deleted."""
-        ours = {each.id: each for each in await self.list()}
+    async def end_orphans(self) -> None:
+        """End backends without a record: a replica may stall between writing a record and creating its backend, while
+        the record is deleted."""
+        backends = {backend.id: backend for backend in await self.list()}
         after: str | None = None
         while page := await self._client.objects.list(TYPE, after=after, most=_PAGE):
             for record in page:
-                ours.pop(record.id, None)
+                backends.pop(record.id, None)
             after = page[-1].id
-        for id in ours:
+        for id in backends:
             await self.get(id)
 
-    async def _made(self, record: Any) -> holdfast.Backend:
-        """In place of whoever wrote the record and did not get so far. Its token is unknown here, so there is one more,
-        and either is good."""
+    async def _create_for_record(self, record: Any) -> holdfast.Backend:
+        """Create the backend in place of the replica that wrote the record and went no further.
+
+        That replica's token is unknown here, so the record gets a second one; either is valid.
+        """
         token = None
         if record.payload["spec"]["supervised"]:
             token = self._tokens.setdefault(record.id, secrets.token_urlsafe(32))
-            if not records.knows(record.payload, token):
-                more = [*record.payload["tokens"], records.hashed(token)]
+            if not records.accepts_token(record.payload, token):
+                tokens = [*record.payload["tokens"], records.hash_token(token)]
                 await self._client.objects.put_if(
-                    TYPE, record.id, {**record.payload, "tokens": more}, holdfast.MatchVersion(record.version)
+                    TYPE, record.id, {**record.payload, "tokens": tokens}, holdfast.MatchVersion(record.version)
                 )
         try:
-            return await self.make(record, token)
+            return await self.create(record, token)
         except holdfast.DriverError as error:
             if error.status != 422:
                 raise
             refused = holdfast.BackendCondition("Ready", False, "Refused", str(error), terminal=True)
-            details = {"owner": records.owner(record.payload, await self.home())}
+            details = {"owner": records.owner(record.payload, await self.installation())}
             return holdfast.Backend(record.id, (refused,), details=details)
 
-    def _noted(self, backend: holdfast.Backend) -> holdfast.Backend:
-        if TOKEN in backend.details.get("env", ()):
+    def _note_token(self, backend: holdfast.Backend) -> holdfast.Backend:
+        if TOKEN_VARIABLE in backend.details.get("env", ()):
             self._supervised.add(backend.id)
         else:
             self._supervised.discard(backend.id)
         return backend
 
 
-async def _pass_on(source: Any, heard: asyncio.Queue[Any]) -> None:
-    """Until it ends, and then why."""
+async def _forward(source: Any, queue: asyncio.Queue[Any]) -> None:
+    """Put all events of ``source`` into ``queue``, and at its end the error."""
     try:
-        async for each in source:
-            if each is None or isinstance(each, holdfast.DriverEvent):
-                await heard.put(each)
-            elif each.kind != "deleted":
-                await heard.put(holdfast.DriverEvent("status", each.id))
-        raise holdfast.DriverError("it has nothing more to tell")
+        async for event in source:
+            if event is None or isinstance(event, holdfast.DriverEvent):
+                await queue.put(event)
+            elif event.kind != "deleted":
+                await queue.put(holdfast.DriverEvent("status", event.id))
+        raise holdfast.DriverError("the stream of events has ended")
     except Exception as error:
-        await heard.put(error)
+        await queue.put(error)

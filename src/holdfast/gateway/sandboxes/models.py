@@ -1,4 +1,4 @@
-"""What is asked for and answered about sandboxes, as OpenAPI tells it."""
+"""Bodies and answers of the routes of sandboxes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from holdfast.gateway.sandboxes.records import GATEWAY, TOKEN
+from holdfast.gateway.sandboxes.records import ADDRESS_VARIABLE, TOKEN_VARIABLE
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["sb-1"])]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", examples=["web"])]
@@ -20,38 +20,39 @@ Text = Annotated[str, Field(max_length=131_071, pattern=r"^[^\x00]*$")]
 Limit = Annotated[int, Field(ge=1, lt=2**62)]
 
 
-def _free(env: dict[str, str]) -> dict[str, str]:
-    if taken := sorted(each for each in env if each in (GATEWAY, TOKEN) or each.startswith("HOLDFAST_SANDBOX")):
-        raise ValueError(f"{taken[0]} is given to every sandbox that needs it, and cannot be set")
+def _check_env(env: dict[str, str]) -> dict[str, str]:
+    own = (ADDRESS_VARIABLE, TOKEN_VARIABLE)
+    if reserved := sorted(name for name in env if name in own or name.startswith("HOLDFAST_SANDBOX")):
+        raise ValueError(f"{reserved[0]} is set by the gateway, and cannot be given")
     return env
 
 
-def _first(argv: list[str]) -> list[str]:
+def _check_argv(argv: list[str]) -> list[str]:
     if not argv[0]:
         raise ValueError("the first must not be empty: it is the program")
     return argv
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Limits(Strict):
+class Limits(StrictModel):
     memory_bytes: Limit | None = None
     cpu_seconds: Limit | None = None
     open_files: Limit | None = None
     processes: Limit | None = None
 
 
-class NewSandbox(Strict):
-    """A program to be run; what is not given has its default."""
+class NewSandbox(StrictModel):
+    """A program to run."""
 
     id: Id | None = None
     name: Name | None = Field(None, description="Unique among sandboxes.")
-    argv: Annotated[list[Text], Field(min_length=1, max_length=1024), AfterValidator(_first)]
-    env: Annotated[dict[Variable, Text], Field(max_length=1000), AfterValidator(_free)] = {}
+    argv: Annotated[list[Text], Field(min_length=1, max_length=1024), AfterValidator(_check_argv)]
+    env: Annotated[dict[Variable, Text], Field(max_length=1000), AfterValidator(_check_env)] = {}
     cwd: Annotated[str, Field(max_length=4000, pattern=r"^/[^\x00]*$")] | None = Field(
-        None, description="Where it runs; else in a folder of its own, which goes with it."
+        None, description="The working directory; by default a folder of its own, deleted with it."
     )
     limits: Limits = Limits()
     grace: Annotated[float, Field(ge=0, le=3600)] = Field(10.0, description="Seconds from TERM to KILL, at its end.")
@@ -64,8 +65,8 @@ class NewSandbox(Strict):
     )
 
 
-class SandboxChange(Strict):
-    """What is given replaces what was there; the name null takes the name away."""
+class SandboxChange(StrictModel):
+    """Members that are given replace the current ones; a null name removes the name."""
 
     name: Name | None = None
     labels: Labels | None = None
@@ -74,16 +75,16 @@ class SandboxChange(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_these(cls, given: Any) -> Any:
-        fixed = sorted({*given} & {*NewSandbox.model_fields} - {*cls.model_fields}) if isinstance(given, dict) else []
+    def _refuse_spec(cls, body: Any) -> Any:
+        fixed = sorted({*body} & {*NewSandbox.model_fields} - {*cls.model_fields}) if isinstance(body, dict) else []
         if fixed:
-            raise ValueError(f"{fixed[0]} of what runs cannot be changed: delete it, and create another one")
-        return given
+            raise ValueError(f"{fixed[0]} of a sandbox cannot be changed: delete it, and create another one")
+        return body
 
 
-class Spec(BaseModel):
+class SandboxSpec(BaseModel):
     argv: list[str]
-    env: list[str] = Field(description="The names of its variables; their values are not told.")
+    env: list[str] = Field(description="The names of its variables, without their values.")
     cwd: str | None
     limits: dict[str, int]
     grace: float
@@ -96,33 +97,33 @@ class Sandbox(BaseModel):
     name: str | None
     labels: dict[str, str]
     metadata: dict[str, Any]
-    spec: Spec
+    spec: SandboxSpec
     phase: str = Field(examples=["Provisioning", "Ready", "Error", "Deleting", "Deleted"])
     status: dict[str, Any] = Field(
-        description="What the driver says: its conditions, and in details its pid, and at its end exit_code or signal.",
+        description="From the driver: conditions, and in details the pid, and at the end exit_code or signal.",
         examples=[{"phase": "Error", "conditions": [], "details": {"pid": 4711, "exit_code": 3}}],
     )
-    version: int = Field(description="Also the ETag: to be given in If-Match.")
+    version: int = Field(description="Also the ETag, for If-Match.")
     created_at: datetime
     updated_at: datetime
 
 
-class Sandboxes(BaseModel):
+class SandboxPage(BaseModel):
     items: list[Sandbox]
-    next: str | None = Field(description="To be given as after, for the next page; null at the end.")
+    next: str | None = Field(description="`after` of the next page; null at the end.")
 
 
-class Message(Strict):
+class SupervisorMessage(StrictModel):
     message: Any = Field(examples=[{"do": "status"}])
     timeout: Annotated[float, Field(gt=0, le=60)] = Field(10.0, description="Seconds to wait for the reply.")
 
 
-class Reply(BaseModel):
+class SupervisorReply(BaseModel):
     reply: Any
 
 
-class Supervisor(BaseModel):
-    address: str = Field(description="Of the replica that has its connection.", examples=["http://10.0.0.7:7411"])
+class SupervisorLocation(BaseModel):
+    address: str = Field(description="Of the replica that has the connection.", examples=["http://10.0.0.7:7411"])
     replica: str
     fence: int
     since: datetime

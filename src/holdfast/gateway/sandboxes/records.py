@@ -1,4 +1,4 @@
-"""What a sandbox's record says, what is to be done about it, and what clients are told. Pure: values to values."""
+"""The record of a sandbox as pure functions: its payload, what is due for it, and what clients see."""
 
 from __future__ import annotations
 
@@ -14,78 +14,80 @@ from uuid import uuid4
 import holdfast
 
 TYPE = "sandbox"
-SUPERVISOR = "gateway:supervisor:"
-"""What the names of the leases begin with that say who has a supervisor's connection."""
-TOKEN = "HOLDFAST_SUPERVISOR_TOKEN"
-GATEWAY = "HOLDFAST_GATEWAY"
-MOST = 400_000
-"""Bytes of what is asked for, as JSON: the record has it, once more what the driver says of it, and an end."""
-_SPEC = ("argv", "env", "cwd", "limits", "grace", "log_bytes", "supervised")
+SUPERVISOR_LEASE = "gateway:supervisor:"
+"""Prefix of the lease of a supervisor's connection; the sandbox's id follows. Its holder is the replica."""
+TOKEN_VARIABLE = "HOLDFAST_SUPERVISOR_TOKEN"
+ADDRESS_VARIABLE = "HOLDFAST_GATEWAY"
+MAX_BYTES = 400_000
+"""Of spec and metadata as JSON. The record also contains a status of the driver, which may repeat them."""
+_SPEC_FIELDS = ("argv", "env", "cwd", "limits", "grace", "log_bytes", "supervised")
 _ETAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 
 
-class Step(Enum):
+class SandboxAction(Enum):
     KEEP = "keep"
-    MAKE = "make"
+    CREATE = "create"
     END = "end"
 
 
-def made(given: Mapping[str, Any], address: str, token: str | None) -> dict[str, Any]:
-    """The payload of a new one. ``incarnation``: so that what the driver runs is not taken for an earlier one's of the
-    same id. Of the token only the hash is kept."""
+def new_payload(fields: Mapping[str, Any], address: str, token: str | None) -> dict[str, Any]:
+    """The payload of a new sandbox. ``incarnation`` tells it apart from an earlier one of the same id, whose processes
+    the driver may still run. Of the token only the hash is stored."""
     return {
-        "spec": {name: given[name] for name in _SPEC},
-        "metadata": given["metadata"],
+        "spec": {name: fields[name] for name in _SPEC_FIELDS},
+        "metadata": fields["metadata"],
         "gateway": address,
         "incarnation": uuid4().hex[:12],
-        "tokens": [] if token is None else [hashed(token)],
+        "tokens": [] if token is None else [hash_token(token)],
     }
 
 
 def size(payload: Mapping[str, Any]) -> int:
-    """Of what is asked for, in bytes as JSON."""
+    """Bytes of spec and metadata as JSON."""
     return len(json.dumps([payload["spec"], payload["metadata"]]))
 
 
-def owner(payload: Mapping[str, Any], home: str) -> str:
-    """What the driver is told: ``home`` is this installation, whose sandboxes no other one touches."""
-    return f"{home}/{payload['incarnation']}"
+def owner(payload: Mapping[str, Any], installation: str) -> str:
+    """The owner to give to the driver: installations that share a driver do not touch each other's sandboxes."""
+    return f"{installation}/{payload['incarnation']}"
 
 
-def due(payload: Mapping[str, Any] | None, backend: holdfast.Backend | None, home: str) -> Step:
-    """``payload`` is the record's, None when there is none: then nothing of ours is to run. What had a backend and has
-    none any more is not made again: it is gone, and the reconciler tells so."""
-    if backend is not None and not is_of(payload, backend, home):
-        ours = str(backend.details.get("owner")).startswith(f"{home}/")
-        return Step.END if ours and not backend.deleting else Step.KEEP
-    wanted = payload is not None and phase(payload) not in ("Deleting", "Deleted")
+def due_action(payload: Mapping[str, Any] | None, backend: holdfast.Backend | None, installation: str) -> SandboxAction:
+    """What the driver has to do. ``payload``: of the record; None when there is none, and nothing of ours may run.
+
+    A sandbox whose backend has disappeared is not created again: the reconciler reports it as gone.
+    """
+    if backend is not None and not is_backend_of(payload, backend, installation):
+        is_ours = str(backend.details.get("owner")).startswith(f"{installation}/")
+        return SandboxAction.END if is_ours and not backend.deleting else SandboxAction.KEEP
+    is_wanted = payload is not None and phase(payload) not in ("Deleting", "Deleted")
     if backend is not None:
-        return Step.KEEP if wanted or backend.deleting else Step.END
-    never = payload is not None and "conditions" not in payload.get("status", {})
-    return Step.MAKE if wanted and never else Step.KEEP
+        return SandboxAction.KEEP if is_wanted or backend.deleting else SandboxAction.END
+    is_new = payload is not None and "conditions" not in payload.get("status", {})
+    return SandboxAction.CREATE if is_wanted and is_new else SandboxAction.KEEP
 
 
-def is_of(payload: Mapping[str, Any] | None, backend: holdfast.Backend, home: str) -> bool:
-    return payload is not None and backend.details.get("owner") == owner(payload, home)
+def is_backend_of(payload: Mapping[str, Any] | None, backend: holdfast.Backend, installation: str) -> bool:
+    return payload is not None and backend.details.get("owner") == owner(payload, installation)
 
 
 def phase(payload: Mapping[str, Any]) -> str:
-    found: str = payload.get("status", {}).get("phase", "Provisioning")
-    return found
+    current: str = payload.get("status", {}).get("phase", "Provisioning")
+    return current
 
 
-def hashed(token: str) -> str:
+def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def knows(payload: Mapping[str, Any], token: str) -> bool:
-    """Whether it is the supervisor's."""
-    given = hashed(token)
-    return any(hmac.compare_digest(given, each) for each in payload["tokens"])
+def accepts_token(payload: Mapping[str, Any], token: str) -> bool:
+    """Whether ``token`` is a token of the sandbox's supervisor."""
+    digest = hash_token(token)
+    return any(hmac.compare_digest(digest, accepted) for accepted in payload["tokens"])
 
 
-def told(record: Any) -> dict[str, Any]:
-    """With the names of its variables, and never their values."""
+def answer(record: Any) -> dict[str, Any]:
+    """What clients see: the names of environment variables, and never their values."""
     payload = record.payload
     return {
         "id": record.id,
@@ -106,10 +108,10 @@ def etag(version: int) -> str:
 
 
 def matches(condition: str, version: int, *, weak: bool) -> bool:
-    """Whether an If-Match (or, ``weak``, an If-None-Match) names this version. ValueError when it makes no sense."""
+    """Whether an If-Match header (or, ``weak``, If-None-Match) names this version. ValueError when it is malformed."""
     if condition.strip() == "*":
         return True
-    found = _ETAG.findall(condition)
-    if not found or _ETAG.sub("", condition).strip(", \t"):
+    tags = _ETAG.findall(condition)
+    if not tags or _ETAG.sub("", condition).strip(", \t"):
         raise ValueError(f"must be the ETag of an answer, as it came, in quotes, not {condition[:60]!r}")
-    return any(value == str(version) and (weak or not prefix) for prefix, value in found)
+    return any(value == str(version) and (weak or not prefix) for prefix, value in tags)

@@ -1,10 +1,10 @@
-// Keeps the page current: parts that the server has rendered are put in their places as they change, and what counts
-// up or down is counted here, by the server's clock. Nothing but /events is asked.
+// Keeps the page current: panels that the server has rendered replace the old ones as they change, and ages and
+// remaining times are counted here, by the server's clock. It requests nothing but /events.
 "use strict";
 
 (() => {
   const live = document.getElementById("live");
-  const said = document.getElementById("said");
+  const announcement = document.getElementById("announcement");
   let ahead = Number(document.body.dataset.now) - Date.now() / 1000;
 
   const now = () => Date.now() / 1000 + ahead;
@@ -34,44 +34,44 @@
   }
 
   function replace(name, html) {
-    const place = document.querySelector(`[data-part="${name}"]`);
+    const place = document.querySelector(`[data-panel="${name}"]`);
     if (!place) return;
     const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    place.innerHTML = html; // rendered by the server, which escapes whatever is shown
+    place.innerHTML = html; // rendered by the server, which escapes every value
     if (focused) {
       const again = [...place.querySelectorAll("a")].find((each) => each.getAttribute("href") === focused);
       if (again) again.focus({ preventScroll: true });
     }
   }
 
-  function tell() {
-    const found = [...document.querySelectorAll(".problems h3")];
-    document.title = `${found.length ? `(${found.length}) ` : ""}holdfast`;
-    const words = found.length ? found.map((each) => each.textContent.trim()).join(". ") : "All is well";
-    put(said, words); // heard when it changes, and only then
+  function announce() {
+    const titles = [...document.querySelectorAll(".problems h3")];
+    document.title = `${titles.length ? `(${titles.length}) ` : ""}holdfast`;
+    const text = titles.length ? titles.map((title) => title.textContent.trim()).join(". ") : "All is well";
+    put(announcement, text); // a screen reader reads it when it changes
   }
 
-  function show(state, words) {
-    live.className = `live ${state}`;
-    put(live, words);
+  function showStatus(name, text) {
+    live.className = `live ${name}`;
+    put(live, text);
   }
 
   function follow() {
     const stream = new EventSource("/events");
-    stream.addEventListener("open", () => show("on", "live"));
+    stream.addEventListener("open", () => showStatus("on", "live"));
     stream.addEventListener("state", (event) => {
-      const told = JSON.parse(event.data);
-      ahead = told.now - Date.now() / 1000;
-      for (const [name, html] of Object.entries(told.parts)) replace(name, html);
-      tell();
+      const state = JSON.parse(event.data);
+      ahead = state.now - Date.now() / 1000;
+      for (const [name, html] of Object.entries(state.panels)) replace(name, html);
+      announce();
       tick();
     });
     stream.addEventListener("clock", (event) => {
       ahead = JSON.parse(event.data).now - Date.now() / 1000;
     });
     stream.addEventListener("error", () => {
-      show("off", "not live, trying again");
-      if (stream.readyState === EventSource.CLOSED) setTimeout(follow, 3000); // it was refused: not tried by itself
+      showStatus("off", "not live, trying again");
+      if (stream.readyState === EventSource.CLOSED) setTimeout(follow, 3000); // refused: EventSource does not retry then
     });
     window.addEventListener("pagehide", () => stream.close());
   }

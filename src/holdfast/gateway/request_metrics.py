@@ -1,4 +1,4 @@
-"""How many requests, how long they take: by the route's template, never by what clients can make up."""
+"""The histogram of requests. Labels are the templates of routes, never paths, which clients could make up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Meter:
+class RequestMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._requests = Histogram(

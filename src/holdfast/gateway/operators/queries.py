@@ -1,0 +1,126 @@
+"""The queries of operators. They write nothing, and every answer is bounded.
+
+A route returns the library's records; FastAPI reads the fields of its ``response_model`` from their attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query
+
+import holdfast
+from holdfast.gateway.context import CurrentGateway
+from holdfast.gateway.operators import models
+from holdfast.gateway.problem import Problem, documented
+
+router = APIRouter(prefix="/api", tags=["operators"], responses=documented(422, 503))
+
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
+Most = Annotated[int, Query(ge=1, le=1000, description="The maximum number of items.")]
+Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=PRINTABLE)]
+Status = Literal["success", "failure", "running", "partial"]
+Key = Annotated[
+    str,
+    Path(min_length=1, max_length=200, pattern=PRINTABLE, description="The text of its key, or its 64 hex digits."),
+]
+
+
+@router.get("/leases", summary="Leases and their holders, by name", response_model=models.LeasePage)
+async def leases(gateway: CurrentGateway, most: Most = 100, after: Text = None) -> Any:
+    records = await gateway.client.leases.list()
+    rest = [record for record in records if after is None or record.name > after]
+    page = rest[:most]
+    return {"leases": page, "count": len(records), "next": page[-1].name if len(rest) > most else None}
+
+
+@router.get("/history", summary="Grants that have ended, the latest first", response_model=models.EndedGrantList)
+async def history(gateway: CurrentGateway, name: Text = None, most: Most = 100) -> Any:
+    return {"history": await gateway.client.leases.history(name, most=most)}
+
+
+@router.get("/locks", summary="Locks, their holders and waiters", response_model=models.LockList)
+async def locks(gateway: CurrentGateway, most: Most = 100) -> Any:
+    records = await gateway.client.locks.list()
+    return {"locks": records[:most], "count": len(records)}
+
+
+@router.get("/operations", summary="Operations, the latest first", response_model=models.OperationList)
+async def operations(
+    gateway: CurrentGateway, status: Status | None = None, dataset: Text = None, most: Most = 100
+) -> Any:
+    return {"operations": await gateway.client.operations.list(status=status, dataset=dataset, most=most)}
+
+
+@router.get(
+    "/operations/{key:path}", summary="One operation, and its entries in the log", responses=documented(404),
+    response_model=models.OperationWithLog,
+)  # fmt: skip
+async def operation(gateway: CurrentGateway, key: Key) -> Any:
+    record = await gateway.client.operations.get(key)
+    if record is None:
+        raise Problem(404, f"there is no operation {key!r}")
+    return {**asdict(record), "wal": await gateway.client.operations.history(key)}
+
+
+@router.get(
+    "/wal", summary="The log of all operations, in its order", responses=documented(410), response_model=models.LogPage
+)
+async def wal(
+    gateway: CurrentGateway,
+    after: Annotated[
+        str | None, Query(pattern=r"^[0-9]{1,18}(/[0-9]{1,18}/[0-9]{1,18})?$", description="`next` of a page.")
+    ] = None,
+    most: Most = 100,
+) -> Any:
+    try:
+        page = await gateway.client.operations.read(after, most=most)
+    except holdfast.CursorExpired as error:
+        raise Problem(410, str(error)) from None
+    return {"wal": page.entries, "next": page.cursor}
+
+
+@router.get(
+    "/outbox", summary="How far each relay is behind, and what its sink refused", response_model=models.RelayList
+)
+async def outbox(gateway: CurrentGateway, most: Most = 10) -> Any:
+    relays = []
+    for relay in await gateway.client.relays.list():
+        refused = await gateway.client.relays.parked(relay.name, most=most) if relay.parked else []
+        relays.append({**asdict(relay), "refused": refused})
+    return {"relays": relays, "lag": max((relay["lag"] for relay in relays), default=0.0)}
+
+
+@router.get("/reviews", summary="Operations that need, or had, a review", response_model=models.ReviewList)
+async def reviews(
+    gateway: CurrentGateway,
+    status: Literal["open", "approved", "rejected", "reset", "done", "any"] = "open",
+    key: Text = None,
+    most: Most = 100,
+) -> Any:
+    return {
+        "reviews": await gateway.client.reviews.list(status=None if status == "any" else status, key=key, most=most)
+    }
+
+
+@router.get("/gates", summary="Open gates, by whom and until when", response_model=models.GateList)
+async def gates(gateway: CurrentGateway) -> Any:
+    """A gate is open while the lease behind it is held."""
+    leases = await gateway.client.gates.list()
+    return {
+        "gates": [
+            {
+                **asdict(lease),
+                "name": lease.name.partition(":")[2],
+                "timed": "for" in lease.info,
+                "reason": lease.info.get("reason"),
+            }
+            for lease in leases
+        ]
+    }
+
+
+@router.get("/audit", summary="What operators did and why, the latest first", response_model=models.AuditList)
+async def audit(gateway: CurrentGateway, most: Most = 100) -> Any:
+    return {"audit": await gateway.client.audit.list(most=most)}
