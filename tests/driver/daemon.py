@@ -78,7 +78,7 @@ def clean(folder: Path) -> None:
 
         def gone(box: Path = box) -> bool:
             with contextlib.suppress(FileNotFoundError):
-                if not store.supervised(box):
+                if not store.has_supervisor(box):
                     return True
                 with contextlib.suppress(OSError):  # not there yet
                     orders = os.open(box / "orders", os.O_WRONLY | os.O_NONBLOCK)

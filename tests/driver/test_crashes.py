@@ -22,10 +22,9 @@ import pytest
 
 import holdfast
 from holdfast import ProcessDriver
-from holdfast.driver import runs as driver_runs
-from holdfast.driver import store
-from holdfast.driver.box import SUPERVISOR
-from holdfast.driver.runs import Runs
+from holdfast.driver import reconcile_folder, store
+from holdfast.driver.reconcile_folder import FolderReconciler
+from holdfast.driver.sandbox import SUPERVISOR
 from holdfast.driver.spec import parse
 from tests.children import PATIENCE, Child, eventually, pass_time, until
 from tests.cli.command import call
@@ -35,7 +34,7 @@ CRASHING = """
 import json, os, signal, sys
 from pathlib import Path
 from holdfast.driver import daemon, supervisor
-from holdfast.driver.daemon import Settings
+from holdfast.driver.daemon import DriverSettings
 
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.fork", "subprocess.Popen"}
 
@@ -57,7 +56,7 @@ def crash_at(step, matters):
 
 def drive(step, folder):
     crash_at(step, lambda args: "/sandboxes/" in str(args))
-    return daemon.run(Settings(Path(folder)))
+    return daemon.run(DriverSettings(Path(folder)))
 
 def supervise(step, box):
     run = json.loads((Path(box) / "spec.json").read_text())["run"]
@@ -167,9 +166,9 @@ def test_a_driver_killed_at_any_step_of_create_and_delete_runs_nothing_twice_and
 
 def test_a_driver_killed_again_and_again_while_it_adopts_gets_there_in_the_end(crashing: Child, tmp_path: Path) -> None:
     folder = tmp_path / "d"
-    boxes = store.Store(folder)
+    boxes = store.SandboxStore(folder)
     for name in ("never-started", "unwanted", "lost"):
-        boxes.make(name, parse({"argv": ["sh", "-c", f"echo >> {tmp_path / name}"]}))
+        boxes.create(name, parse({"argv": ["sh", "-c", f"echo >> {tmp_path / name}"]}))
     store.write(boxes.folder("unwanted") / "deleting", {"grace": 1.0})
     store.write(boxes.folder("lost") / "started.json", {"pid": 1, "supervisor": 1, "started_at": 1.0})
     (folder / "sandboxes" / ".new-one" / "work").mkdir(parents=True)
@@ -209,12 +208,12 @@ def test_a_supervisor_killed_at_any_step_runs_the_program_at_most_once_and_leave
 ) -> None:
     """No driver is there meanwhile; the next one starts what never was, and says of the rest that it was lost."""
     step, folder, seen = 0, tmp_path / "d", set()
-    boxes = store.Store(folder)
+    boxes = store.SandboxStore(folder)
     code = "-9"
     while code != "0":
         step += 1
         count = tmp_path / f"count{step}"
-        boxes.make(f"s{step}", parse({"argv": ["sh", "-c", f"echo $$ >> {count}"]}))
+        boxes.create(f"s{step}", parse({"argv": ["sh", "-c", f"echo $$ >> {count}"]}))
         crashing.say(f"supervise {step} {boxes.folder(f's{step}')}")
         crashing.line()
         code = crashing.line().removeprefix("ended ")
@@ -236,16 +235,16 @@ def test_a_supervisor_killed_at_any_step_runs_the_program_at_most_once_and_leave
 
 def test_of_many_supervisors_on_one_sandbox_one_runs_it_and_none_does_again(tmp_path: Path) -> None:
     """As when a driver is killed after it started one, and the next one, which knows nothing of it, starts another."""
-    boxes, count = store.Store(tmp_path), tmp_path / "count"
+    boxes, count = store.SandboxStore(tmp_path), tmp_path / "count"
     for name in ("a", "unwanted", "lost"):
-        boxes.make(name, parse({"argv": ["sh", "-c", f"echo {name} >> {count}"]}))
+        boxes.create(name, parse({"argv": ["sh", "-c", f"echo {name} >> {count}"]}))
     store.write(boxes.folder("unwanted") / "deleting", {"grace": 1.0})
     store.write(boxes.folder("lost") / "started.json", {"pid": 1, "supervisor": 1, "started_at": 1.0})
 
     def supervise(name: str, run: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-I", "-S", SUPERVISOR, str(boxes.folder(name)), run])
 
-    right = {name: store.facts(boxes.folder(name)).spec["run"] for name in boxes.names()}
+    right = {name: store.read_facts(boxes.folder(name)).spec["run"] for name in boxes.names()}
     assert supervise("a", right["unwanted"]).wait(PATIENCE) == 0, "it was meant for another one of that name"
     assert not count.exists()
     assert [each.wait(PATIENCE) for each in [supervise("a", right["a"]) for _ in range(4)]] == [0] * 4
@@ -253,7 +252,7 @@ def test_of_many_supervisors_on_one_sandbox_one_runs_it_and_none_does_again(tmp_
     for name in ("unwanted", "lost"):
         assert supervise(name, right[name]).wait(PATIENCE) == 0
     assert count.read_text() == "a\n"
-    assert (store.facts(boxes.folder("a")).exit or {})["exit_code"] == 0
+    assert (store.read_facts(boxes.folder("a")).exit or {})["exit_code"] == 0
 
 
 def test_sandboxes_live_on_without_a_driver_and_the_next_one_has_them_again(daemon: Daemon) -> None:
@@ -324,49 +323,49 @@ def test_a_supervisor_killed_under_a_running_driver_is_noticed_at_once(daemon: D
 async def test_a_supervisor_that_is_stopped_cannot_hold_up_a_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_runs, "PATIENCE", 0.1)
-    monkeypatch.setattr(driver_runs, "TICK", 0.1)
-    all_runs = Runs(tmp_path, 10, lambda _: None)
-    await all_runs.open()
-    box, _ = all_runs.create("a", parse({"argv": ["sleep", "1000"], "grace": 0.1}))
+    monkeypatch.setattr(reconcile_folder, "KILL_AFTER", 0.1)
+    monkeypatch.setattr(reconcile_folder, "TICK", 0.1)
+    sandboxes = FolderReconciler(tmp_path, 10, lambda _: None)
+    await sandboxes.open()
+    box, _ = sandboxes.create("a", parse({"argv": ["sleep", "1000"], "grace": 0.1}))
     await until(lambda: box.facts.running, "it runs")
     assert box.facts.started is not None
     os.kill(box.facts.started["supervisor"], signal.SIGSTOP)
-    all_runs.delete(box, None)
-    await until(lambda: box.gone.is_set(), "it is gone")
+    sandboxes.delete(box, None)
+    await until(lambda: box.removed.is_set(), "it is gone")
     assert not runs(box.facts.started["pid"])
     assert not runs(box.facts.started["supervisor"])
-    await all_runs.close()
+    await sandboxes.close()
 
 
 async def test_a_lock_that_cannot_be_looked_at_for_a_while_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when there is no descriptor to be had."""
-    monkeypatch.setattr(driver_runs, "TICK", 0.01)
+    monkeypatch.setattr(reconcile_folder, "TICK", 0.01)
     said: list[Any] = []
-    all_runs = Runs(tmp_path, 10, said.append)
-    await all_runs.open()
-    box, _ = all_runs.create("a", parse({"argv": ["sleep", "1000"]}))
+    sandboxes = FolderReconciler(tmp_path, 10, said.append)
+    await sandboxes.open()
+    box, _ = sandboxes.create("a", parse({"argv": ["sleep", "1000"]}))
     await until(lambda: box.facts.running, "it runs")
     with monkeypatch.context() as patched:
-        patched.setattr(store, "supervised", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        patched.setattr(store, "has_supervisor", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
         await until(lambda: len([each for each in said if each.get("reason") == "Trouble"]) > 1, "again and again")
-    await all_runs.end_all()
-    await all_runs.close()
+    await sandboxes.end_all()
+    await sandboxes.close()
 
 
 async def test_a_look_at_a_sandbox_that_is_being_started_does_not_miss_that_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_runs, "TICK", 1000.0)
-    all_runs = Runs(tmp_path, 10, lambda _: None)
-    await all_runs.open()
-    box, _ = all_runs.create("a", parse({"argv": ["sleep", "1000"]}))
-    all_runs.look(box)
+    monkeypatch.setattr(reconcile_folder, "TICK", 1000.0)
+    sandboxes = FolderReconciler(tmp_path, 10, lambda _: None)
+    await sandboxes.open()
+    box, _ = sandboxes.create("a", parse({"argv": ["sleep", "1000"]}))
+    sandboxes.reconcile(box)
     await until(lambda: box.facts.running, "it runs, and the driver was told")
-    await all_runs.end_all()
-    await all_runs.close()
+    await sandboxes.end_all()
+    await sandboxes.close()
 
 
 def test_told_to_end_the_driver_leaves_sandboxes_running_unless_it_was_asked_to_end_them(

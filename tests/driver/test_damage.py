@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.driver.daemon import Refused, Settings, run
+from holdfast.driver.daemon import DriverSettings, DriverStartRefused, run
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, runs, state, text
 
@@ -85,7 +85,7 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
 def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(start: Callable[..., Daemon]) -> None:
     """What fills the disk may be what it writes, and then nothing else would make room. A device that is always full
     stands for the disk, wherever something is about to be written. Its supervisor is never taken for one that hangs."""
-    daemon = start(before="from holdfast.driver import runs; runs.PATIENCE = 3600.0")
+    daemon = start(before="from holdfast.driver import reconcile_folder; reconcile_folder.KILL_AFTER = 3600.0")
     client = daemon.client()
     client.create("hog", ["sh", "-c", "echo $$; exec sleep 1000"], grace=0.1)
     eventually(lambda: text(client, "hog"), "it runs")
@@ -140,6 +140,6 @@ def test_more_sandboxes_than_the_kernel_gives_descriptors_for_are_refused_at_the
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         pytest.skip("there is no limit here")
-    with pytest.raises(Refused, match=rf"and this process may have {hard}: raise the limit"):
-        run(Settings(tmp_path / "d", most=hard))
+    with pytest.raises(DriverStartRefused, match=rf"and this process may have {hard}: raise the limit"):
+        run(DriverSettings(tmp_path / "d", most=hard))
     assert not (tmp_path / "d").exists()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.driver.daemon import Settings
+from holdfast.driver.daemon import DriverSettings
 from holdfast.driver.spec import BadSpec, parse
 from tests.children import PATIENCE
 from tests.cli.command import call
@@ -215,7 +215,7 @@ def test_a_place_that_is_taken_is_refused_and_the_socket_of_a_dead_driver_is_not
 ) -> None:
     taken = call("driver", "--folder", str(tmp_path / "e"), "--socket", str(daemon.folder / "driver.sock"))
     assert taken.returncode == 1
-    assert "somebody listens" in taken.stderr
+    assert "another process listens" in taken.stderr
     (tmp_path / "file").write_text("mine")
     precious = call("driver", "--folder", str(tmp_path / "e"), "--socket", str(tmp_path / "file"))
     assert precious.returncode == 1
@@ -268,4 +268,4 @@ def test_a_spec_is_understood_or_its_mistakes_are_named(body: object) -> None:
                            ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False)]
 )  # fmt: skip
 def test_loopback_is_known(host: str, loopback: bool) -> None:
-    assert Settings(Path("x"), host=host).loopback is loopback
+    assert DriverSettings(Path("x"), host=host).loopback is loopback

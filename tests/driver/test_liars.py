@@ -52,9 +52,9 @@ def drips(one: socket.socket) -> None:
 ANSWERS: dict[str, tuple[Callable[[socket.socket], object], str]] = {
     "a page of somebody's own": (said("404 Not Found", b"<html>default backend</html>"), "is not the driver: 404"),
     "a problem of somebody's own": (said("404 Not Found", b'{"detail": "no route"}'), "is not the driver: 404"),
-    "no JSON": (said("200 OK", b"hello"), "makes no sense"),
-    "another shape": (said("200 OK", b'{"sandboxes": [{"id": "a"}], "id": "a"}'), "makes no sense"),
-    "nothing": (said("200 OK", b""), "makes no sense"),
+    "no JSON": (said("200 OK", b"hello"), "invalid answer"),
+    "another shape": (said("200 OK", b'{"sandboxes": [{"id": "a"}], "id": "a"}'), "invalid answer"),
+    "nothing": (said("200 OK", b""), "invalid answer"),
     "drop by drop": (drips, r"did not answer within 0\.4 s"),
 }
 
@@ -81,5 +81,8 @@ def test_what_a_later_driver_says_besides_is_no_obstacle() -> None:
 def test_a_watch_that_says_what_makes_no_sense_is_a_broken_one() -> None:
     chunk = b'{"kind": "status"}\n'
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(chunk), chunk)
-    with answering(lambda one: one.sendall(head)) as driver, pytest.raises(holdfast.DriverError, match="no sense"):
+    with (
+        answering(lambda one: one.sendall(head)) as driver,
+        pytest.raises(holdfast.DriverError, match="invalid answer"),
+    ):
         next(iter(driver.watch()))

@@ -188,7 +188,7 @@ async def test_a_watch_that_is_ended_twice_leaves_no_connection(complete: FastAP
     """As at the end of a replica on a busy machine: cancelled, and again while it waits for what it has begun."""
     watch = complete.state.gateway.backends.watch()
     await anext(watch)
-    connection = watch.ag_frame.f_locals["events"]._line._writer
+    connection = watch.ag_frame.f_locals["events"]._connection._writer
     hearing = asyncio.ensure_future(anext(watch))
     for _ in range(3):
         await asyncio.sleep(0)

@@ -1,16 +1,17 @@
 """The process driver: a daemon that runs sandboxes as local processes (`holdfast driver`).
 
-    spec        what a sandbox is to be, and what is said of one: pure
-    store       a sandbox's folder on the disk
-    supervisor  the process beside each sandbox, which outlives the driver
-    runs        keeps what runs true to what is in the folders
-    events      what has happened, for those who watch
-    http, api   the way in
-    daemon      one driver a folder; listens, and leaves the sandboxes running when it goes
+    spec              PURE: the spec of a sandbox, and its description for clients
+    store             the folder of a sandbox on disk
+    supervisor        the parent process of a sandbox's program, which outlives the driver
+    sandbox           one sandbox as last read, and its connection to the supervisor
+    reconcile_folder  reconciles processes with the folders
+    orphans           kills processes whose supervisor was killed
+    events, logs      events for watchers; the output of sandboxes
+    http, api         the HTTP server, and its routes
+    daemon            locks the folder and listens; sandboxes keep running when it ends
+    daemon_signals    signals and loopback addresses, also for the gateway
 
-The daemon knows nothing of the rest of holdfast, and needs the standard library alone. Its client is in the library:
+The daemon imports nothing else of holdfast, and only the standard library. Its client imports public names:
 
-    client      `holdfast.ProcessDriver`, over ``dial``, ``http_reply`` and ``driver_json``
-
-``daemon_signals`` serves the gateway, too.
+    client            `holdfast.ProcessDriver`, on ``dial``, ``http_reply`` and ``driver_json``
 """

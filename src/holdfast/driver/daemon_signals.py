@@ -1,4 +1,4 @@
-"""What a driver and a replica need as daemons: to be told to end, and to know whether others can reach them."""
+"""For daemons, the driver and the gateway: stop on signals, and recognise loopback addresses."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import signal
 from collections.abc import Callable, Iterable
 
 ECHO = 0.2
-"""Seconds in which the same signal is heard once: timeout(1) and others send theirs to the process and to its group."""
+"""Seconds in which a repeated signal is ignored: timeout(1) signals the process and then its group."""
 
 
-def told_to_end(numbers: Iterable[signal.Signals], first: Callable[[], None] | None = None) -> asyncio.Event:
-    """Set by any of ``numbers``, for the running loop; ``first`` is called then. Told twice, the process ends at once,
-    with 1."""
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
-    heard = (0, 0.0)
+def stop_on_signals(numbers: Iterable[signal.Signals], on_first: Callable[[], None] | None = None) -> asyncio.Event:
+    """An event that the first of ``numbers`` sets, after ``on_first`` was called. A second signal ends the process at
+    once, with exit code 1."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    received = (0, 0.0)
 
-    def end(number: int) -> None:
-        nonlocal heard
-        if not told.is_set():
-            heard = (number, loop.time())
-            if first is not None:
-                first()
-            told.set()
-        elif number != heard[0] or loop.time() - heard[1] > ECHO:
+    def handle(number: int) -> None:
+        nonlocal received
+        if not stop.is_set():
+            received = (number, loop.time())
+            if on_first is not None:
+                on_first()
+            stop.set()
+        elif number != received[0] or loop.time() - received[1] > ECHO:
             os._exit(1)
 
     for number in numbers:
-        loop.add_signal_handler(number, end, number)
-    return told
+        loop.add_signal_handler(number, handle, number)
+    return stop
 
 
 def is_loopback(host: str) -> bool:
-    """Whether whoever listens there is reached from this machine alone."""
+    """Whether a server on this host is reachable from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

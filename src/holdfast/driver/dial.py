@@ -1,13 +1,13 @@
-"""A connection to a socket of the machine or of the network; its twin for asyncio is `dial_async`."""
+"""A connection to a unix socket or to a host and port; its twin for asyncio is `dial_async`."""
 
 from __future__ import annotations
 
 import socket
 
-_AT_ONCE = 65536
+_CHUNK = 65536
 
 
-class Line:
+class DriverConnection:
     def __init__(self, inner: socket.socket) -> None:
         self._inner = inner
 
@@ -16,17 +16,17 @@ class Line:
         self._inner.sendall(data)
 
     def receive(self, timeout: float) -> bytes:
-        """What has come, nothing at the end; TimeoutError when nothing comes."""
+        """The next bytes; empty at the end. Raises TimeoutError."""
         self._inner.settimeout(timeout)
-        return self._inner.recv(_AT_ONCE)
+        return self._inner.recv(_CHUNK)
 
     def close(self) -> None:
         self._inner.close()
 
 
-def dial(host: str, port: int | None, timeout: float) -> Line:
+def connect(host: str, port: int | None, timeout: float) -> DriverConnection:
     if port is not None:
-        return Line(socket.create_connection((host, port), timeout))
+        return DriverConnection(socket.create_connection((host, port), timeout))
     inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         inner.settimeout(timeout)
@@ -34,4 +34,4 @@ def dial(host: str, port: int | None, timeout: float) -> Line:
     except BaseException:
         inner.close()
         raise
-    return Line(inner)
+    return DriverConnection(inner)

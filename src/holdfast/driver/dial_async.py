@@ -1,13 +1,13 @@
-"""A connection to a socket of the machine or of the network; its blocking twin is `dial`."""
+"""A connection to a unix socket or to a host and port; its blocking twin is `dial`."""
 
 from __future__ import annotations
 
 import asyncio
 
-_AT_ONCE = 65536
+_CHUNK = 65536
 
 
-class Line:
+class DriverConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
@@ -17,16 +17,16 @@ class Line:
             await self._writer.drain()
 
     async def receive(self, timeout: float) -> bytes:
-        """What has come, nothing at the end; TimeoutError when nothing comes."""
+        """The next bytes; empty at the end. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
-            return await self._reader.read(_AT_ONCE)
+            return await self._reader.read(_CHUNK)
 
     def close(self) -> None:
         self._writer.close()
 
 
-async def dial(host: str, port: int | None, timeout: float) -> Line:
+async def connect(host: str, port: int | None, timeout: float) -> DriverConnection:
     async with asyncio.timeout(timeout):
         if port is None:
-            return Line(*await asyncio.open_unix_connection(host))
-        return Line(*await asyncio.open_connection(host, port))
+            return DriverConnection(*await asyncio.open_unix_connection(host))
+        return DriverConnection(*await asyncio.open_connection(host, port))

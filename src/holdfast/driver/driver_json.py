@@ -1,6 +1,6 @@
-"""What the process driver says, as values: its answers and the events of a watch, from JSON that was read.
+"""Builds values from the parsed JSON of the process driver: its responses and the events of a watch.
 
-AttributeError, KeyError, TypeError or ValueError for what is none of them: whoever asked knows whom to blame.
+Raises AttributeError, KeyError, TypeError or ValueError for anything else; the client turns these into DriverError.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ def backends(value: Any) -> Sequence[Backend]:
 
 
 def backend(value: Any) -> Backend:
-    """What a later driver says besides is left away."""
-    known = BackendCondition.__slots__
-    conditions = tuple(BackendCondition(**{name: each[name] for name in known}) for each in value["conditions"])
+    """Members that a later version of the driver may add are ignored."""
+    fields = BackendCondition.__slots__
+    conditions = tuple(BackendCondition(**{name: each[name] for name in fields}) for each in value["conditions"])
     return Backend(value["id"], conditions, value["deleting"], value["details"])
 
 
-def gone(value: Any) -> bool:
-    """By 204. Else it says how it is while it is being ended: what says neither is no answer to a delete."""
+def has_ended(value: Any) -> bool:
+    """The response to a delete: None for 204, else the description of a sandbox that is ending."""
     if value is not None:
         backend(value)
     return value is None
 
 
-def event(told: Any) -> tuple[str, DriverEvent | None]:
-    """And the cursor after it; None for a bookmark."""
-    if told["kind"] == "bookmark":
-        return told["cursor"], None
-    return told["cursor"], DriverEvent(told["kind"], told["id"], told.get("reason", ""), told.get("message", ""))
+def event(value: Any) -> tuple[str, DriverEvent | None]:
+    """The cursor after the event, and the event; None for a bookmark."""
+    if value["kind"] == "bookmark":
+        return value["cursor"], None
+    return value["cursor"], DriverEvent(value["kind"], value["id"], value.get("reason", ""), value.get("message", ""))

@@ -1,14 +1,14 @@
-"""An answer of HTTP/1.1, read as it comes in. No I/O: bytes are fed to it, and what is there of the body is taken."""
+"""An HTTP/1.1 request as bytes, and an incremental parser of its response. Neither does I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-_LONGEST_HEAD = 65_536
+_MAX_HEAD = 65_536
 
 
-def place(address: str) -> tuple[str, int | None]:
+def parse_address(address: str) -> tuple[str, int | None]:
     """Where to connect: the path of a socket and None, or a host and its port."""
     scheme, _, rest = address.partition(":")
     if scheme == "unix" and rest:
@@ -19,7 +19,7 @@ def place(address: str) -> tuple[str, int | None]:
     return parts.hostname, parts.port or 80
 
 
-def request(method: str, path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
+def build_request(method: str, path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body:
@@ -27,8 +27,8 @@ def request(method: str, path: str, host: str, headers: Mapping[str, str], body:
     return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body
 
 
-class Reply:
-    """``status`` is 0 until the head is there. ValueError for what is no such answer, or ends too early."""
+class HttpReply:
+    """``status`` is 0 until the head is parsed. ``feed`` raises ValueError for invalid or truncated responses."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -40,7 +40,7 @@ class Reply:
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
-        """None at all means that the other side has closed."""
+        """Parse the next bytes; empty bytes mean that the server has closed the connection."""
         self._raw += data
         if not self.status:
             self._read_head()
@@ -50,6 +50,7 @@ class Reply:
             raise ValueError("the answer ended before it was complete")
 
     def take(self) -> bytes:
+        """The bytes of the body that have come since the last call."""
         taken = bytes(self._body)
         self._body.clear()
         return taken
@@ -57,7 +58,7 @@ class Reply:
     def _read_head(self) -> None:
         head, end, rest = self._raw.partition(b"\r\n\r\n")
         if not end:
-            if len(self._raw) > _LONGEST_HEAD:
+            if len(self._raw) > _MAX_HEAD:
                 raise ValueError("the answer's head is too long")
             return
         first, *lines = bytes(head).decode("latin-1").split("\r\n")

@@ -1,4 +1,4 @@
-"""Reading what a sandbox wrote, by the offset of its bytes since the sandbox began: old ones may be gone."""
+"""Reads the output of a sandbox by byte offset since its start. The oldest bytes may be deleted already."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ BLOCK = 65536
 
 
 def bounds(folder: Path) -> tuple[int, int]:
-    """The offset of the first byte that is kept, and of the one that comes next."""
+    """The offset of the first byte that is kept, and the offset after the last one."""
     pieces = _pieces(folder)
     if not pieces:
         return 0, 0
     try:
         return pieces[0], pieces[-1] + (folder / f"log.{pieces[-1]}").stat().st_size
-    except FileNotFoundError:  # it has just gone, and newer ones came
+    except FileNotFoundError:  # deleted meanwhile, because newer pieces were written
         return bounds(folder)
 
 
 def read(folder: Path, offset: int, most: int = BLOCK) -> tuple[int, bytes]:
-    """The bytes at ``offset``, or at the first one after it that is kept; where they begin; none when there are none
-    yet."""
+    """Where the bytes begin, and the bytes: at ``offset``, or at the next offset that is kept; empty at the end."""
     while True:
         pieces = _pieces(folder)
         if not pieces:
@@ -44,11 +43,11 @@ def tail(folder: Path, lines: int) -> int:
     at, seen = end, 0
     while at > first and lines:
         block = max(first, at - BLOCK)
-        begun, data = read(folder, block, at - block)
-        if begun != block or len(data) != at - block:  # pieces have gone, or this block spans two of them
-            data = data[: at - begun]
-            block = begun if data else at - 1
-            if not data or begun + len(data) != at:
+        start, data = read(folder, block, at - block)
+        if start != block or len(data) != at - block:  # pieces were deleted, or this block spans two of them
+            data = data[: at - start]
+            block = start if data else at - 1
+            if not data or start + len(data) != at:
                 block, data = _just_before(folder, at)
         for back in range(len(data) - 1, -1, -1):
             if data[back] == 10 and block + back != end - 1:

@@ -1,4 +1,4 @@
-"""What a sandbox is to be, and what is said of one. Pure: values to values."""
+"""The spec of a sandbox, checked, and the description that clients see. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-LONGEST = 131_071
-"""Bytes of one argument: the kernel takes no more."""
-MOST = 1024
+MAX_TEXT = 131_071
+"""Bytes of one argument or variable: the kernel's limit."""
+MAX_ITEMS = 1024
 """Arguments, or variables."""
 LIMITS = ("memory_bytes", "cpu_seconds", "open_files", "processes")
-GRACE, LONGEST_GRACE = 10.0, 3600.0
-LOG_BYTES, LEAST_LOG, MOST_LOG = 10 * 2**20, 4096, 2**30
+GRACE, MAX_GRACE = 10.0, 3600.0
+LOG_BYTES, MIN_LOG, MAX_LOG = 10 * 2**20, 4096, 2**30
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = "HOLDFAST_SANDBOX"
+_RESERVED = "HOLDFAST_SANDBOX"
 
 
 class BadSpec(ValueError):
-    """All the mistakes in it, each with the place where it is."""
+    """Lists every mistake with its place."""
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__("; ".join(mistakes))
@@ -29,7 +29,7 @@ class BadSpec(ValueError):
 
 
 def parse(body: object) -> dict[str, Any]:
-    """The spec with its defaults; BadSpec with everything that is wrong."""
+    """The spec with its defaults. Raises BadSpec with every mistake."""
     if not isinstance(body, dict):
         raise BadSpec(["the body must be an object"])
     mistakes = [f"{name}: no such field" for name in sorted(body.keys() - _FIELDS.keys())]
@@ -44,25 +44,25 @@ def parse(body: object) -> dict[str, Any]:
 
 
 def _grace(value: object) -> list[str]:
-    return _number(value, 0, LONGEST_GRACE)
+    return _number(value, 0, MAX_GRACE)
 
 
 def _argv(value: object) -> list[str]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST:
-        return [f": must be a list of 1 to {MOST} strings"]
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:
+        return [f": must be a list of 1 to {MAX_ITEMS} strings"]
     problems = [f"[{at}]: {problem}" for at, each in enumerate(value) if (problem := _text(each))]
     return problems or ([] if value[0] else ["[0]: must not be empty"])
 
 
 def _env(value: object) -> list[str]:
-    if not isinstance(value, dict) or len(value) > MOST:
-        return [f": must be an object with at most {MOST} variables"]
+    if not isinstance(value, dict) or len(value) > MAX_ITEMS:
+        return [f": must be an object with at most {MAX_ITEMS} variables"]
     problems = []
     for name, content in value.items():
         if not _VARIABLE.fullmatch(name) or len(name) > 200:
             problems.append(f": {name[:50]!r} is no name for a variable")
-        elif name.startswith(_OURS):
-            problems.append(f".{name}: names with {_OURS} are the driver's")
+        elif name.startswith(_RESERVED):
+            problems.append(f".{name}: names with {_RESERVED} are the driver's")
         elif problem := _text(content):
             problems.append(f".{name}: {problem}")
     return problems
@@ -85,17 +85,17 @@ def _limits(value: object) -> list[str]:
 
 
 def _log_bytes(value: object) -> list[str]:
-    return [] if type(value) is int and LEAST_LOG <= value <= MOST_LOG else [f": must be {LEAST_LOG} to {MOST_LOG}"]
+    return [] if type(value) is int and MIN_LOG <= value <= MAX_LOG else [f": must be {MIN_LOG} to {MAX_LOG}"]
 
 
 def _owner(value: object) -> list[str]:
-    good = value is None or (isinstance(value, str) and 1 <= len(value) <= 200 and value.isprintable())
-    return [] if good else [": must be a text of 1 to 200 printable characters"]
+    is_valid = value is None or (isinstance(value, str) and 1 <= len(value) <= 200 and value.isprintable())
+    return [] if is_valid else [": must be a text of 1 to 200 printable characters"]
 
 
 def _number(value: object, least: float, most: float) -> list[str]:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-    return [] if good else [f": must be a number from {least:g} to {most:g}"]
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    return [] if is_valid else [f": must be a number from {least:g} to {most:g}"]
 
 
 def _text(value: object) -> str | None:
@@ -107,7 +107,7 @@ def _text(value: object) -> str | None:
         size = len(value.encode())
     except UnicodeEncodeError:
         return "must be valid Unicode"
-    return None if size <= LONGEST else f"must not be longer than {LONGEST} bytes"
+    return None if size <= MAX_TEXT else f"must not be longer than {MAX_TEXT} bytes"
 
 
 _FIELDS: dict[str, tuple[Any, Any]] = {
@@ -123,7 +123,7 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
 
 @dataclass
 class Facts:
-    """What the folder of a sandbox says."""
+    """The content of a sandbox's folder."""
 
     spec: Mapping[str, Any]
     deleting: Mapping[str, Any] | None = None
@@ -133,11 +133,11 @@ class Facts:
     trouble: str = ""
     """Why it has not been started yet."""
     damage: str = ""
-    """Why its folder makes no sense."""
+    """What is wrong with its folder."""
 
 
 def describe(facts: Facts) -> dict[str, Any]:
-    """What clients are told: the same to all, with the names of its variables and never their values."""
+    """What clients see: the names of environment variables, and never their values."""
     spec, started, end = facts.spec, facts.started or {}, facts.exit or {}
     return {
         "id": spec["id"],
@@ -176,7 +176,7 @@ def _ready(facts: Facts) -> dict[str, Any]:
 
 def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
     if end.get("lost"):
-        return "SupervisorLost", "its supervisor was killed, so it was ended, and how is not known"
+        return "SupervisorLost", "its supervisor was killed, so it was ended; its exit code is unknown"
     if end["problem"]:
         return "SpawnFailed", end["problem"]
     if end["signal"] is None:

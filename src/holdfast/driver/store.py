@@ -1,6 +1,6 @@
-"""A sandbox's folder on the disk: made whole or not at all, read at any time, removed under its lock.
+"""The folder of a sandbox on disk: created atomically, readable at any time, removed under its lock.
 
-What each file means stands in `supervisor`. A folder whose name begins with a dot is not a sandbox yet, or no longer.
+`supervisor/__init__.py` describes the files. A folder whose name begins with a dot is not a sandbox yet, or no longer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, Self
 from holdfast.driver.spec import GRACE, ID, BadSpec, Facts, parse
 
 _LOCK = "hhqqi4x"
-_NEW, _GONE = ".new-", ".gone-"
+_NEW, _TRASH = ".new-", ".gone-"
 
 
-class Store:
+class SandboxStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "sandboxes"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -36,8 +36,8 @@ class Store:
     def folder(self, name: str) -> Path:
         return self._folder / name
 
-    def make(self, name: str, spec: Mapping[str, Any]) -> None:
-        """With the rename it is there, and on the disk; before that it never was."""
+    def create(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Create the folder of a sandbox; the last rename makes it visible, and it is on disk on return."""
         run = os.urandom(16).hex()
         new = self._folder / f"{_NEW}{run}"
         new.mkdir(mode=0o700)
@@ -53,30 +53,30 @@ class Store:
             raise
         _sync(self._folder)
 
-    def take_away(self, name: str) -> Path:
-        """Its name is free from here on; what is left is to be removed."""
-        gone = self._folder / f"{_GONE}{os.urandom(16).hex()}"
-        self.folder(name).rename(gone)
+    def move_to_trash(self, name: str) -> Path:
+        """Free the name, and return the folder that is left to be removed."""
+        trash = self._folder / f"{_TRASH}{os.urandom(16).hex()}"
+        self.folder(name).rename(trash)
         _sync(self._folder)
-        return gone
+        return trash
 
     def remove_leftovers(self) -> None:
-        for each in self._folder.glob(".*"):
-            remove(each)
+        for path in self._folder.glob(".*"):
+            remove(path)
 
 
 def remove(path: Path) -> None:
-    """As much as can be; the next driver tries again. A sandbox may have made folders that refuse even their owner."""
-    for parent, folders, _ in os.walk(path):
-        for each in (Path(parent, name) for name in folders):
+    """Remove as much as possible; the next driver retries. A program may have made folders without permissions."""
+    for parent, names, _ in os.walk(path):
+        for folder in (Path(parent, name) for name in names):
             with suppress(OSError):
-                if not each.is_symlink():
-                    each.chmod(stat.S_IRWXU)
+                if not folder.is_symlink():
+                    folder.chmod(stat.S_IRWXU)
     shutil.rmtree(path, ignore_errors=True)
 
 
 class Damaged(Exception):
-    """Somebody or something has changed what only we write, and why it makes no sense."""
+    """A file that only the driver writes is missing, unreadable or has invalid content."""
 
 
 _NUMBER = (int, float)
@@ -90,8 +90,8 @@ _FILES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def facts(folder: Path, spec: Mapping[str, Any] | None = None) -> Facts:
-    """``spec`` if it is known already: it never changes. Damaged when the files make no sense."""
+def read_facts(folder: Path, spec: Mapping[str, Any] | None = None) -> Facts:
+    """What the folder says. ``spec``: if it was read before, because it never changes. Raises Damaged."""
     if spec is None:
         spec = _read(folder / "spec.json", {"id": str, "run": str, "created_at": _NUMBER})
         if spec is None:
@@ -106,23 +106,17 @@ def facts(folder: Path, spec: Mapping[str, Any] | None = None) -> Facts:
     return Facts(spec, deleting, started, (folder / "running").exists(), exit)
 
 
-def damaged(folder: Path, why: str, spec: Mapping[str, Any] | None = None) -> Facts:
-    """What is known all the same: ``spec`` if it was read before, and whether it is to be deleted."""
+def damaged(folder: Path, damage: str, spec: Mapping[str, Any] | None = None) -> Facts:
+    """What is known of a damaged folder: ``spec`` if it was read before, and whether it is to be deleted."""
     try:
         deleting = _read(folder / "deleting", _FILES["deleting"])
     except Damaged:
         deleting = {"grace": GRACE}
-    nothing: dict[str, Any] = {
-        "id": folder.name,
-        "run": "",
-        "argv": [],
-        "env": {},
-        "cwd": None,
-        "limits": {},
-        "grace": GRACE,
-    }
-    known = spec or {**nothing, "created_at": folder.stat().st_mtime}
-    return Facts(known, deleting, running=(folder / "running").exists(), damage=why)
+    spec = spec or {
+        "id": folder.name, "run": "", "argv": [], "env": {}, "cwd": None, "limits": {}, "grace": GRACE,
+        "created_at": folder.stat().st_mtime,
+    }  # fmt: skip
+    return Facts(spec, deleting, running=(folder / "running").exists(), damage=damage)
 
 
 def _read(path: Path, needed: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -138,18 +132,19 @@ def _read(path: Path, needed: Mapping[str, Any]) -> dict[str, Any] | None:
         raise Damaged(f"{path.name} is no object")
     for name, kind in needed.items():
         if not isinstance(value.get(name), kind):
-            raise Damaged(f"{path.name} says nothing sensible of {name!r}")
+            raise Damaged(f"{path.name} has no valid {name!r}")
     return value
 
 
 def _unreadable(path: Path, error: OSError) -> Exception:
-    """A link that leads nowhere, a bad sector: one sandbox's trouble. What we are short of is not, and passes."""
-    passes = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-    return error if passes else Damaged(f"{path.name} cannot be read: {error.strerror}")
+    """Damaged for an error of this folder, e.g. a bad sector; the error itself when the process lacks resources."""
+    is_temporary = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return error if is_temporary else Damaged(f"{path.name} cannot be read: {error.strerror}")
 
 
 def mark_deleting(folder: Path, grace: float) -> None:
-    """On a full disk, too: what fills it may be what is to go. The spec says a grace as well, and needs no room."""
+    """Works on a full disk, too, which this sandbox may have filled: a link to the spec, which has a grace as well,
+    needs no space."""
     try:
         write(folder / "deleting", {"grace": grace})
     except OSError as error:
@@ -161,7 +156,7 @@ def mark_deleting(folder: Path, grace: float) -> None:
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
-    """Whole or not at all, and on the disk when it returns."""
+    """Write atomically; the file is on disk on return."""
     new = path.with_name(f"{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -179,9 +174,9 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def supervised(folder: Path, *, missing: bool | None = None) -> bool:
-    """Whether a supervisor lives: it has the lock, and the kernel takes it back when it dies. ``missing``: what to say
-    when there is no lock, which is an error otherwise."""
+def has_supervisor(folder: Path, *, missing: bool | None = None) -> bool:
+    """Whether a supervisor lives: it holds the lock, which the kernel releases when it dies. ``missing``: the answer
+    when there is no lock file; an error by default."""
     try:
         file = (folder / "lock").open("rb+")
     except OSError as error:
@@ -189,22 +184,22 @@ def supervised(folder: Path, *, missing: bool | None = None) -> bool:
             raise error if isinstance(error, FileNotFoundError) else _unreadable(folder / "lock", error) from None
         return missing
     with file:
-        asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind: int = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0]
+        query = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind: int = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, query))[0]
     return kind != fcntl.F_UNLCK
 
 
-class Owned:
-    """While it is open no supervisor starts anything. ``taken`` is False when one is there already."""
+class SupervisorLock:
+    """The lock of a supervisor, held by the driver so that none starts. ``is_acquired`` is False when one is alive."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / "lock").open("rb+")
         try:
             wanted = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, wanted)
-            self.taken = True
+            self.is_acquired = True
         except (BlockingIOError, PermissionError):
-            self.taken = False
+            self.is_acquired = False
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import holdfast
-from holdfast.driver.daemon_signals import told_to_end
+from holdfast.driver.daemon_signals import stop_on_signals
 from holdfast.gateway.app import create_app, replica_name
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.logs import ERROR, install, log
@@ -194,7 +194,7 @@ def _stop_on_signal(within: float) -> asyncio.Event:
         timer.daemon = True
         timer.start()
 
-    return told_to_end((signal.SIGTERM, signal.SIGINT), on_first_signal)
+    return stop_on_signals((signal.SIGTERM, signal.SIGINT), on_first_signal)
 
 
 def _exit_overdue() -> None:

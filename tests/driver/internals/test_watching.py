@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.driver import logs
 from holdfast.driver.api import Api
-from holdfast.driver.client import Watch
-from holdfast.driver.events import Events, Expired
-from holdfast.driver.http import Server
-from holdfast.driver.runs import Runs
-from holdfast.driver.supervisor.log import Log
+from holdfast.driver.client import DriverWatch
+from holdfast.driver.events import CursorExpired, Events
+from holdfast.driver.http import HttpServer
+from holdfast.driver.reconcile_folder import FolderReconciler
+from holdfast.driver.supervisor.log import OutputLog
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, text
 
@@ -33,7 +33,7 @@ SLOW = [HealthCheck.too_slow]
 """How fast the machine makes examples says nothing about them."""
 
 
-def events(watch: Watch, enough: Callable[[list[holdfast.DriverEvent]], bool]) -> list[holdfast.DriverEvent]:
+def events(watch: DriverWatch, enough: Callable[[list[holdfast.DriverEvent]], bool]) -> list[holdfast.DriverEvent]:
     """What is told until it is ``enough``, but for the sandboxes of other tests, which share the driver."""
     seen: list[holdfast.DriverEvent] = []
     while not enough(seen):
@@ -128,7 +128,7 @@ def test_a_cursor_of_an_earlier_driver_is_refused_and_the_list_is_whole(start: C
 
 
 async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_something() -> None:
-    many = Events(kept=3)
+    many = Events(most=3)
     slow = many.since(many.position(many.cursor), 60)
     bookmark = await anext(slow)
     for number in range(3):
@@ -137,7 +137,7 @@ async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_so
     for number in range(3, 6):
         many.add("status", str(number))
     assert [each async for each in slow] == []
-    with pytest.raises(Expired):
+    with pytest.raises(CursorExpired):
         many.position(bookmark["cursor"])
     with pytest.raises(ValueError, match="not been given out"):
         many.position(many.cursor + "0")
@@ -145,10 +145,10 @@ async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_so
 
 async def test_a_watch_that_nobody_reads_is_told_that_it_fell_behind(tmp_path: Path) -> None:
     """What the driver keeps for it is bounded, and so is what waits in the socket: the end is an error, not an end."""
-    runs = Runs(tmp_path, 10, lambda _: None)
-    runs.events = Events(kept=3)
+    runs = FolderReconciler(tmp_path, 10, lambda _: None)
+    runs.events = Events(most=3)
     api = Api(runs, token=None, hosts=None)
-    serving = await asyncio.start_unix_server(Server(api.handle, lambda *_: None).serve, str(tmp_path / "s"))
+    serving = await asyncio.start_unix_server(HttpServer(api.handle, lambda *_: None).serve, str(tmp_path / "s"))
     watch = holdfast.AsyncProcessDriver(f"unix:{tmp_path / 's'}").watch()
     assert await anext(watch) is None
     for number in range(40):
@@ -187,7 +187,7 @@ def test_any_part_of_a_log_can_be_read(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(logs, "BLOCK", block)
-        log = Log(most)
+        log = OutputLog(most)
         for each in writes:
             log.add(each)
     whole = b"".join(writes)

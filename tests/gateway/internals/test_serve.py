@@ -19,7 +19,7 @@ import pytest
 import holdfast
 from holdfast.driver import daemon
 from holdfast.driver import daemon_signals as _daemon
-from holdfast.driver.daemon_signals import told_to_end
+from holdfast.driver.daemon_signals import stop_on_signals
 from holdfast.gateway import server as gateway_server
 from holdfast.gateway.app import _advertised_address
 from holdfast.gateway.server import _is_dead
@@ -254,7 +254,7 @@ def test_told_twice_it_ends_at_once(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "listen",
-    [lambda: gateway_server._stop_on_signal(60), lambda: told_to_end(daemon.TOLD_BY)],
+    [lambda: gateway_server._stop_on_signal(60), lambda: stop_on_signals(daemon.STOP_SIGNALS)],
     ids=["serve", "driver"],
 )
 async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one_word(

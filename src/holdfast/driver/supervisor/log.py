@@ -1,12 +1,12 @@
-"""What a sandbox wrote, within bounds: in the supervisor's folder, and only added to."""
+"""The output of a sandbox, bounded, in files that are only appended to."""
 
 from __future__ import annotations
 
 import os
 
 
-class Log:
-    """Two pieces at most, each named by the offset of its first byte and half as large as all may be."""
+class OutputLog:
+    """At most two pieces, each named by the offset of its first byte, and each half of the limit."""
 
     def __init__(self, most: int) -> None:
         self._most, self.end, self.dropped = max(most // 2, 1), 0, 0
@@ -16,18 +16,18 @@ class Log:
     def add(self, data: bytes) -> None:
         while data:
             if not self._pieces or self.end - self._pieces[-1] >= self._most:
-                self._turn()
+                self._rotate()
             room = self._most - (self.end - self._pieces[-1])
             part, data = data[:room], data[room:]
             try:
                 written = os.write(self._file, part)
-            except OSError:  # the disk is full: the program goes on, and what it says is lost
+            except OSError:  # the disk is full: the program continues, and its output is lost
                 self.dropped += len(part)
                 continue
             self.end += written
             data = part[written:] + data
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._pieces.append(self.end)
@@ -39,5 +39,5 @@ class Log:
         while len(self._pieces) > 2:
             try:
                 os.unlink(f"log.{self._pieces.pop(0)}")
-            except OSError:  # somebody has been here before
+            except OSError:  # deleted already
                 pass

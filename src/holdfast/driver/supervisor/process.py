@@ -1,4 +1,5 @@
-"""The supervisor itself: it locks its folder, starts the program, pumps its output, obeys, buries, writes the end."""
+"""The supervisor: it locks its folder, starts the program, copies its output, obeys orders, reaps children, and records
+the exit."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ import struct
 import time
 from typing import Any
 
-from .log import Log
-from .program import PR_SET_CHILD_SUBREAPER, become, prctl
+from .log import OutputLog
+from .program import PR_SET_CHILD_SUBREAPER, execute, prctl
 
 TICK = 0.02
 LOCK = "hhqqi4x"
 
 
 def write(name: str, value: dict[str, Any]) -> None:
-    """Whole or not at all, and on the disk when it returns."""
+    """Write atomically; the file is on disk on return."""
     with open(f"{name}.new", "w", encoding="utf-8") as file:
         json.dump(value, file)
         file.flush()
@@ -31,10 +32,10 @@ def write(name: str, value: dict[str, Any]) -> None:
     os.close(folder)
 
 
-def locked(attempts: int = 100) -> int | None:
+def acquire_lock(attempts: int = 100) -> int | None:
     """The descriptor that holds the lock; None when another supervisor has it."""
     descriptor = os.open("lock", os.O_RDWR | os.O_CLOEXEC)
-    for _ in range(attempts):  # the driver takes it for a moment when it looks whether we are gone
+    for _ in range(attempts):  # the driver holds it for a moment when it checks for a supervisor
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             return descriptor
@@ -47,16 +48,16 @@ class Supervisor:
     def __init__(self, spec: dict[str, Any], run: str, life: int) -> None:
         self._spec, self._run, self._life = spec, run, life
         self._orders = os.open("orders", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._log = Log(spec["log_bytes"])
-        self._bell, bell = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(bell, False)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        self._log = OutputLog(spec["log_bytes"])
+        self._wakeup, wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
-        self._pid, self._alone = 0, False
+        self._pid, self._has_no_children = 0, False
         self._status: int | None = None
         self._problem: str | None = None
         self._kill_at: float | None = None
@@ -65,60 +66,60 @@ class Supervisor:
     def run(self) -> None:
         self._start()
         poll = select.poll()
-        for descriptor in (self._bell, self._orders, self._output):
+        for descriptor in (self._wakeup, self._orders, self._output):
             poll.register(descriptor, select.POLLIN)
-        while not self._alone:
+        while not self._has_no_children:
             wait = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic()) * 1000
             if self._status is not None or wait == 0:
                 wait = TICK * 1000
             for descriptor, _ in poll.poll(wait):
-                if descriptor == self._output and not self._pump():
+                if descriptor == self._output and not self._copy_output():
                     poll.unregister(descriptor)
-                elif descriptor == self._bell and signal.SIGTERM in os.read(self._bell, 4096):
+                elif descriptor == self._wakeup and signal.SIGTERM in os.read(self._wakeup, 4096):
                     self._end(self._spec["grace"])
                 elif descriptor == self._orders:
                     self._obey(os.read(self._orders, 4096))
-            self._bury()
+            self._reap()
             if self._status is not None or (self._kill_at is not None and time.monotonic() >= self._kill_at):
                 self._kill()
-        while self._pump():
+        while self._copy_output():
             pass
         self._finish()
 
     def _start(self) -> None:
-        """The program waits for a word before it runs, and the word comes after `started.json`."""
+        """Fork the program. It waits for a byte that is sent after `started.json` is on disk."""
         self._output, output = os.pipe()
-        go, word = os.pipe()
-        failure, tell = os.pipe()
+        go, go_writer = os.pipe()
+        failure, failure_writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            become(self._spec, self._run, output, go, tell, (word, failure, self._output))
-        for descriptor in (output, go, tell):
+            execute(self._spec, self._run, output, go, failure_writer, (go_writer, failure, self._output))
+        for descriptor in (output, go, failure_writer):
             os.close(descriptor)
         os.set_blocking(self._output, False)
         write("started.json", {"pid": self._pid, "supervisor": os.getpid(), "started_at": time.time()})
-        os.write(word, b"go")
-        os.close(word)
-        said = os.read(failure, 1000)
+        os.write(go_writer, b"go")
+        os.close(go_writer)
+        problem = os.read(failure, 1000)
         os.close(failure)
-        if said:
-            self._problem = said.decode("utf-8", "replace")
+        if problem:
+            self._problem = problem.decode("utf-8", "replace")
         else:
             os.close(os.open("running", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._ring()
+        self._notify_driver()
 
-    def _ring(self) -> None:
+    def _notify_driver(self) -> None:
         try:
             os.write(self._life, b".")
-        except BlockingIOError:  # nobody has read for a long time; the driver will look at the files when it comes
+        except BlockingIOError:  # no driver has read for a long time; the next one reads the files
             pass
 
-    def _pump(self) -> bool:
-        """Whether there may be more."""
+    def _copy_output(self) -> bool:
+        """Log what the program has written; whether there may be more."""
         try:
             data = os.read(self._output, 65536)
         except BlockingIOError:
-            return not self._alone
+            return not self._has_no_children
         self._log.add(data)
         return bool(data)
 
@@ -129,40 +130,40 @@ class Supervisor:
                 self._end(float(seconds))
 
     def _end(self, grace: float) -> None:
-        """TERM, also to what is stopped, and KILL after the grace. Asked again, the earlier end counts."""
+        """Send TERM, also to stopped processes, and KILL after the grace. Of several orders the earliest end counts."""
         by = time.monotonic() + grace
         self._kill_at = by if self._kill_at is None else min(self._kill_at, by)
         if grace > 0:
-            self._tell(signal.SIGTERM)
-            self._tell(signal.SIGCONT)
+            self._signal_group(signal.SIGTERM)
+            self._signal_group(signal.SIGCONT)
 
-    def _tell(self, number: int) -> None:
-        """The group, as long as its leader is not buried: until then the number is its own."""
+    def _signal_group(self, number: int) -> None:
+        """Signal the process group until its leader is reaped: until then no other process can have its pid."""
         if self._status is None:
             try:
                 os.killpg(self._pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
 
-    def _bury(self) -> None:
-        """What has ended. The program's own end takes with it whatever it left behind, as in a container."""
+    def _reap(self) -> None:
+        """Reap children that have ended. The end of the program kills its process group, as in a container."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                self._alone = True
+                self._has_no_children = True
                 return
             if ended is None:
                 return
             if ended.si_pid == self._pid:
-                self._tell(signal.SIGKILL)
+                self._signal_group(signal.SIGKILL)
             _, status = os.waitpid(ended.si_pid, 0)
             if ended.si_pid == self._pid:
                 self._status = status
 
     def _kill(self) -> None:
-        """All children, again and again: theirs become ours."""
-        self._tell(signal.SIGKILL)
+        """Kill all children. Called repeatedly: their children become ours."""
+        self._signal_group(signal.SIGKILL)
         for child in children():
             try:
                 os.kill(child, signal.SIGKILL)
@@ -170,8 +171,8 @@ class Supervisor:
                 pass
 
     def _finish(self) -> None:
-        """Whatever the disk says, until it is written: this is the only place where it is known. Unless nobody asks,
-        because it is to be deleted."""
+        """Record the exit, and retry until the disk accepts it: nothing else knows it. Gives up when the sandbox is
+        to be deleted."""
         code = os.waitstatus_to_exitcode(self._status or 0)
         end = {
             "exit_code": code if code >= 0 else None,
@@ -194,7 +195,7 @@ class Supervisor:
 
 
 def children() -> list[int]:
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -203,23 +204,23 @@ def children() -> list[int]:
             except (OSError, ValueError, IndexError):
                 continue
             if parent == os.getpid():
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def main(folder: str, run: str, open_files: str | None = None) -> int:
     os.chdir(folder)
     os.umask(0o077)
-    if open_files is not None:  # the driver has made room for itself
+    if open_files is not None:  # the driver has raised its own limit
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(open_files), hard))
-    life = os.open("life", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # before the lock: see Box.watch
-    lock = locked()
+    life = os.open("life", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # before the lock: see Sandbox.subscribe
+    lock = acquire_lock()
     if lock is None or any(map(os.path.exists, ("deleting", "started.json", "exit.json"))):
         return 0
     with open("spec.json", encoding="utf-8") as file:
         spec = json.load(file)
-    if spec["run"] != run:  # another sandbox has the name by now
+    if spec["run"] != run:  # another sandbox has this folder by now
         return 0
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     Supervisor(spec, run, life).run()

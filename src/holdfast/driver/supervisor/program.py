@@ -1,4 +1,4 @@
-"""The child that becomes the sandbox's program: its session, limits, environment, and why it could not be started."""
+"""The child process that executes the program: its session, limits and environment, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import os
 import resource
 import signal
-from _ctypes import call_function, dlopen, dlsym  # ctypes above it is slow to import
+
+# private: _ctypes.call_function, dlopen, dlsym, tested in tests/test_private_names.py (ctypes is slow to import)
+from _ctypes import call_function, dlopen, dlsym
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
@@ -23,8 +25,8 @@ def prctl(option: int, value: int) -> None:
     call_function(dlsym(dlopen("", 0), "prctl"), (option, value, 0, 0, 0))
 
 
-def become(spec: dict[str, Any], run: str, output: int, go: int, tell: int, others: tuple[int, ...]) -> NoReturn:
-    """In the child: be the sandbox's program, or say why not."""
+def execute(spec: dict[str, Any], run: str, output: int, go: int, failure: int, others: tuple[int, ...]) -> NoReturn:
+    """In the child: wait for a byte from ``go``, then execute the program, or write the reason to ``failure``."""
     code, message = NOT_EXECUTABLE, "it cannot be started"
     try:
         for descriptor in others:
@@ -35,7 +37,7 @@ def become(spec: dict[str, Any], run: str, output: int, go: int, tell: int, othe
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
                 signal.signal(number, signal.SIG_DFL)
-        if not os.read(go, 1):  # the supervisor died in between, and nothing is to run
+        if not os.read(go, 1):  # the supervisor has died: nothing may run
             os._exit(NOT_EXECUTABLE)
         message = f"its folder {spec['cwd']!r} cannot be entered"
         os.chdir(spec["cwd"] or "work")
@@ -50,8 +52,8 @@ def become(spec: dict[str, Any], run: str, output: int, go: int, tell: int, othe
     except BaseException as error:
         missing = isinstance(error, OSError) and error.errno == errno.ENOENT and message.endswith("run")
         code = NOT_FOUND if missing else NOT_EXECUTABLE
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        os.write(tell, f"{message}: {why}".encode("utf-8", "replace")[:1000])
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(failure, f"{message}: {reason}".encode("utf-8", "replace")[:1000])
     finally:
         os._exit(code)
 
@@ -67,6 +69,6 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def environment(spec: dict[str, Any], run: str) -> dict[str, str]:
-    """Nothing of the driver's own but what programs need to find their way: it may have secrets there."""
+    """The variables of the spec, and a few of the driver's own; the others may be secrets."""
     own = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR") if name in os.environ}
     return {**own, **spec["env"], "HOLDFAST_SANDBOX": spec["id"], "HOLDFAST_SANDBOX_RUN": run}

@@ -1,4 +1,4 @@
-"""One sandbox as the driver last saw it, and its ways to the supervisor: start it, hear it, order it to end."""
+"""One sandbox as last read from its folder, and its supervisor: start it, be woken by it, order it to end."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from holdfast.driver import store
 from holdfast.driver.spec import Facts
 
 SUPERVISOR = str(Path(__file__).parent / "supervisor" / "start.py")
-RETRY = 1.0
-"""Seconds until a supervisor that could not be started is tried again."""
+RETRY_AFTER = 1.0
+"""Seconds between two starts of a supervisor."""
 
 
 @dataclass(eq=False)
-class Box:
+class Sandbox:
     folder: Path
     facts: Facts
-    told: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
+    """What clients see."""
     life: int | None = None
+    """The FIFO ``life``, while the driver reads it."""
     child: subprocess.Popen[bytes] | None = None
     """Its supervisor, if this driver started it."""
     retry_at: float = 0.0
-    ordered: float | None = None
+    ordered_grace: float | None = None
+    """The grace that the supervisor was last ordered to end with."""
     end_by: float | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    removed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def found(cls, folder: Path) -> Self:
-        """One that is on the disk, be it damaged."""
+    def load(cls, folder: Path) -> Self:
+        """From a folder on disk, which may be damaged."""
         try:
-            return cls(folder, store.facts(folder))
+            return cls(folder, store.read_facts(folder))
         except store.Damaged as damage:
             return cls(folder, store.damaged(folder, str(damage)))
 
@@ -50,10 +53,10 @@ class Box:
         return str(self.facts.spec["run"])
 
     def start(self, open_files: int | None) -> None:
-        """It decides under the lock whether it is the one to run the program, so that one too many does no harm."""
+        """Start a supervisor. It decides under the lock whether it may run the program: a second one does no harm."""
         if time.monotonic() < self.retry_at:
             return
-        self.retry_at = time.monotonic() + RETRY
+        self.retry_at = time.monotonic() + RETRY_AFTER
         command = [sys.executable, "-I", "-S", SUPERVISOR, str(self.folder), self.run]
         if open_files is not None:
             command.append(str(open_files))
@@ -65,7 +68,7 @@ class Box:
         except OSError as error:
             self.facts.trouble = f"its supervisor cannot be started: {error.strerror}"
 
-    def bury(self) -> bool:
+    def reap_supervisor(self) -> bool:
         """Whether a supervisor that this driver started has ended."""
         if self.child is None or self.child.poll() is None:
             return False
@@ -74,31 +77,31 @@ class Box:
         self.child = None
         return True
 
-    def listen(self, rung: Callable[[], None]) -> None:
-        """Hear it when the supervisor rings or dies. It opens `life` before it takes the lock: whoever sees the lock
-        taken can be sure to be told of its end."""
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` when the supervisor reports a change, and when it dies. The supervisor opens `life` before it
+        locks: while its lock is held, its death is always noticed."""
         if self.life is None:
             self.life = os.open(self.folder / "life", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            asyncio.get_running_loop().add_reader(self.life, self._hear, rung)
+            asyncio.get_running_loop().add_reader(self.life, self._read_life, wake)
 
-    def _hear(self, rung: Callable[[], None]) -> None:
+    def _read_life(self, wake: Callable[[], None]) -> None:
         assert self.life is not None
         try:
-            ended = not os.read(self.life, 4096)
+            is_closed = not os.read(self.life, 4096)
         except BlockingIOError:
             return
-        if ended:
-            self.deafen()
-        rung()
+        if is_closed:
+            self.unsubscribe()
+        wake()
 
-    def deafen(self) -> None:
+    def unsubscribe(self) -> None:
         if self.life is not None:
             asyncio.get_running_loop().remove_reader(self.life)
             os.close(self.life)
             self.life = None
 
-    def order(self, grace: float) -> bool:
-        """Tell the supervisor to end it; False when it is not yet there, or just gone: the next look knows."""
+    def order_end(self, grace: float) -> bool:
+        """Order the supervisor to end the sandbox. False when it has not started yet, or has just ended."""
         try:
             descriptor = os.open(self.folder / "orders", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -109,6 +112,6 @@ class Box:
             return False
         finally:
             os.close(descriptor)
-        self.ordered, end_by = grace, time.monotonic() + grace
+        self.ordered_grace, end_by = grace, time.monotonic() + grace
         self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
         return True

@@ -1,6 +1,8 @@
-"""Processes whose supervisor was killed. The kernel has killed the sandbox's first process with it; the others are
-known by the mark in their environment, and are hit through a pidfd, so that a number that was given to another process
-in the meantime is never mistaken for them."""
+"""Kills the processes of a sandbox whose supervisor was killed.
+
+The kernel has killed the first process with the supervisor. The others are found by a variable in their environment,
+and killed through a pidfd: a pid that another process has got meanwhile is never hit.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,29 @@ from collections.abc import Callable, Iterator
 
 
 def kill(run: str) -> bool:
-    """All that carry this mark; whether there were any."""
-    found = False
-    for pidfd in _marked(f"HOLDFAST_SANDBOX_RUN={run}".encode()):
-        found = True
+    """Kill all processes of a run; whether there were any."""
+    any_killed = False
+    for pidfd in _open_marked(f"HOLDFAST_SANDBOX_RUN={run}".encode()):
+        any_killed = True
         _send(pidfd, signal.SIGKILL)
         os.close(pidfd)
-    return found
+    return any_killed
 
 
-def kill_supervisor(pid: int, lives: Callable[[], bool]) -> None:
-    """It does not do what it is told: somebody has stopped it. If it still lives after its pidfd was opened, the pidfd
-    is its own."""
+def kill_supervisor(pid: int, is_alive: Callable[[], bool]) -> None:
+    """Kill a supervisor that does not react, e.g. because it was stopped. When it is still alive after the pidfd was
+    opened, the pidfd is its own."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return
-    if lives():
+    if is_alive():
         _send(pidfd, signal.SIGKILL)
     os.close(pidfd)
 
 
-def _marked(mark: bytes) -> Iterator[int]:
+def _open_marked(mark: bytes) -> Iterator[int]:
+    """A pidfd of each process that has ``mark`` in its environment."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -46,7 +49,7 @@ def _marked(mark: bytes) -> Iterator[int]:
 
 
 def _environment(name: str) -> list[bytes]:
-    """None of a zombie, nor of anybody else's process."""
+    """Empty for a zombie, and for a process of another user."""
     try:
         with open(f"/proc/{name}/environ", "rb") as file:
             return file.read().split(b"\0")
