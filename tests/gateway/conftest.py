@@ -21,7 +21,7 @@ from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE
 from tests.conftest import fresh
 from tests.driver.daemon import clean
-from tests.gateway.house import House, house_of
+from tests.gateway.local_replica import LocalReplica, open_local_replica
 from tests.gateway.replicas import Replica, fleet
 
 
@@ -99,6 +99,6 @@ def gateway(http: httpx.AsyncClient) -> Gateway:
 
 
 @pytest.fixture
-async def house(sqlite_url: str, tmp_path: Path) -> AsyncIterator[House]:
-    async with house_of(sqlite_url, tmp_path, transcripts=str(tmp_path)) as made:
+async def local(sqlite_url: str, tmp_path: Path) -> AsyncIterator[LocalReplica]:
+    async with open_local_replica(sqlite_url, tmp_path, transcripts=str(tmp_path)) as made:
         yield made

@@ -16,7 +16,7 @@ import holdfast
 from holdfast.gateway.agents import worker_rules, workers
 from tests.children import eventually
 from tests.conftest import fresh
-from tests.gateway.house import house_of
+from tests.gateway.local_replica import open_local_replica
 from tests.gateway.replicas import Replica, fleet
 
 PATIENT = """
@@ -118,10 +118,12 @@ async def test_a_deferred_stop_outlives_the_replica_it_came_to(replicas: list[Re
     assert hook(replicas[1], "stop", "left", last_assistant_message="done").status_code == 200
     replicas[1].end(signal.SIGKILL)
     assert replicas[0].http.get(f"/agents/{number}").json()["command"]["status"] == "running"
-    async with house_of(replicas[0].url, tmp_path) as house:  # a fourth replica, to whose watchdog it is late already
-        assert (await house.see(f"/agents/{number}"))["stop_at"] > time.time()
-        await house.amend(number, stop_at=time.time() - 2 * worker_rules.GRACE)
-        await workers.sweep(house.gateway, workers.WATCHDOG)
+    async with open_local_replica(
+        replicas[0].url, tmp_path
+    ) as local:  # a fourth replica, to whose watchdog it is late already
+        assert (await local.get(f"/agents/{number}"))["stop_at"] > time.time()
+        await local.amend(number, stop_at=time.time() - 2 * worker_rules.GRACE)
+        await workers.sweep(local.gateway, workers.WATCHDOG)
     eventually(  # by that watchdog, or by one of the others, which look every 10 s
         lambda: replicas[0].http.get(f"/agents/{number}").json()["command"] is None, "the stop is carried out"
     )

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, 
 
 import holdfast
 from tests.conftest import fresh
+from tests.gateway.example_data import HOSTILE, filled_database
 from tests.gateway.replicas import Replica
-from tests.gateway.scenes import HOSTILE, busy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -202,7 +202,7 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
     """Names and payloads that are markup, in everything that is shown, before the page is opened and while it is."""
     with ExitStack() as stack:
         early = visit()
-        client = stack.enter_context(busy(replica.url, mark=HOSTILE))
+        client = stack.enter_context(filled_database(replica.url, mark=HOSTILE))
         stack.enter_context(client.lease("x" * 200, ttl=86400, holder="y" * 200))
         dark = visit(color_scheme="dark")
         phone = visit(viewport={"width": 390, "height": 800}, color_scheme="light")

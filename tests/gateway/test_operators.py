@@ -25,7 +25,7 @@ from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
 from tests.children import PATIENCE
 from tests.conftest import for_one_test
-from tests.gateway.scenes import HOSTILE, busy
+from tests.gateway.example_data import HOSTILE, filled_database
 
 WHY = {"actor": "jane", "reason": "its machine is gone"}
 
@@ -59,7 +59,7 @@ async def run(http: httpx.AsyncClient, name: str, status: int = 200, **order: An
 
 
 async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: httpx.AsyncClient) -> None:
-    with busy(url, mark=HOSTILE) as client, client.lease("proven") as grant:
+    with filled_database(url, mark=HOSTILE) as client, client.lease("proven") as grant:
         client.gates.open("dot_config", seconds=60, actor="jane", reason=HOSTILE)
         client.leases.force_release("invoices" + HOSTILE, actor="jane", reason=HOSTILE)
         leases = await told(http, "/leases")

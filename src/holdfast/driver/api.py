@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from holdfast.driver import logs
-from holdfast.driver.events import CursorExpired
+from holdfast.driver.events import EventCursorExpired
 from holdfast.driver.http import HttpProblem, Request, Response
 from holdfast.driver.reconcile_folder import FolderReconciler, IdTaken, TooManySandboxes
 from holdfast.driver.sandbox import Sandbox
@@ -132,7 +132,7 @@ class Api:
         _check_parameters(request, "since")
         try:
             at = self._sandboxes.events.position(request.query.get("since", self._sandboxes.events.cursor))
-        except CursorExpired as error:
+        except EventCursorExpired as error:
             raise HttpProblem(410, str(error)) from None
         except ValueError as error:
             raise HttpProblem(400, str(error)) from None

@@ -11,7 +11,7 @@ from typing import Any
 MAX_EVENTS = 10_000
 
 
-class CursorExpired(Exception):
+class EventCursorExpired(Exception):
     """Events after this cursor are not kept any more: list, and watch from now on."""
 
 
@@ -35,14 +35,14 @@ class Events:
         return event
 
     def position(self, cursor: str) -> int:
-        """The number of a cursor. Raises ValueError when it is malformed, CursorExpired when it is too old or of an
-        earlier process of the driver."""
+        """The number of a cursor. Raises ValueError when it is malformed, EventCursorExpired when it is too old or
+        of an earlier process of the driver."""
         epoch, _, number = cursor.partition(".")
         if not (epoch.isalnum() and number.isdecimal() and len(number) < 19):
             raise ValueError("since is no cursor")
         at = int(number)
         if epoch != self._epoch or at < self._last - len(self._events):
-            raise CursorExpired("this driver does not know what happened since then: list, and watch from now on")
+            raise EventCursorExpired("this driver does not know what happened since then: list, and watch from now on")
         if at > self._last:
             raise ValueError("since is a cursor that has not been given out yet")
         return at

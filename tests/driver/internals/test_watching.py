@@ -15,7 +15,7 @@ import holdfast
 from holdfast.driver import logs
 from holdfast.driver.api import Api
 from holdfast.driver.client import DriverWatch
-from holdfast.driver.events import CursorExpired, Events
+from holdfast.driver.events import EventCursorExpired, Events
 from holdfast.driver.http import HttpServer
 from holdfast.driver.reconcile_folder import FolderReconciler
 from holdfast.driver.supervisor.log import OutputLog
@@ -137,7 +137,7 @@ async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_so
     for number in range(3, 6):
         many.add("status", str(number))
     assert [each async for each in slow] == []
-    with pytest.raises(CursorExpired):
+    with pytest.raises(EventCursorExpired):
         many.position(bookmark["cursor"])
     with pytest.raises(ValueError, match="not been given out"):
         many.position(many.cursor + "0")

@@ -144,7 +144,7 @@ class OperationWithLog(OperationAnswer):
     wal: list[LogEntryAnswer] = Field(description="All its entries in the log, in order.")
 
 
-class LogPage(BaseModel):
+class LogEntryPage(BaseModel):
     wal: list[LogEntryAnswer]
     next: str = Field(description="`after` for the entries that follow, now or later.")
 

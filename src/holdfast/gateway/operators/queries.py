@@ -65,7 +65,10 @@ async def operation(gateway: CurrentGateway, key: Key) -> Any:
 
 
 @router.get(
-    "/wal", summary="The log of all operations, in its order", responses=documented(410), response_model=models.LogPage
+    "/wal",
+    summary="The log of all operations, in its order",
+    responses=documented(410),
+    response_model=models.LogEntryPage,
 )
 async def wal(
     gateway: CurrentGateway,

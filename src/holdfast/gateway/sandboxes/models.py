@@ -92,7 +92,7 @@ class SandboxSpec(BaseModel):
     supervised: bool
 
 
-class Sandbox(BaseModel):
+class SandboxAnswer(BaseModel):
     id: str
     name: str | None
     labels: dict[str, str]
@@ -109,7 +109,7 @@ class Sandbox(BaseModel):
 
 
 class SandboxPage(BaseModel):
-    items: list[Sandbox]
+    items: list[SandboxAnswer]
     next: str | None = Field(description="`after` of the next page; null at the end.")
 
 

@@ -21,7 +21,7 @@ from holdfast.gateway.context import CurrentGateway, Gateway
 from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import Problem, documented
 from holdfast.gateway.sandboxes import records
-from holdfast.gateway.sandboxes.models import Id, NewSandbox, Sandbox, SandboxChange, SandboxPage
+from holdfast.gateway.sandboxes.models import Id, NewSandbox, SandboxAnswer, SandboxChange, SandboxPage
 from holdfast.gateway.sandboxes.records import TYPE
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
@@ -33,13 +33,13 @@ _RECONCILER_TIMEOUT = 1.0
 _UNCHANGED: dict[int | str, Any] = {304: {"description": "It is unchanged."}}
 _TEXT: dict[int | str, Any] = {200: {"content": {"text/plain": {}}, "description": "Its stdout and stderr."}}
 _ENDING: dict[int | str, Any] = {
-    202: {"model": Sandbox, "description": "It is being ended."},
+    202: {"model": SandboxAnswer, "description": "It is being ended."},
     204: {"description": "None of its processes runs any more."},
 }
 IfNoneMatch = Annotated[str | None, Header(description="An ETag: 304 if that is still current.")]
 
 
-@router.post("", status_code=201, response_model=Sandbox, responses=documented(409, 422, 429, 503))
+@router.post("", status_code=201, response_model=SandboxAnswer, responses=documented(409, 422, 429, 503))
 async def create(gateway: CurrentGateway, body: NewSandbox, response: Response) -> Any:
     """Run a program. The sandbox is recorded first and started then: after 201 it will run, even if this replica dies.
     Its phase says when it does."""
@@ -56,7 +56,7 @@ async def create(gateway: CurrentGateway, body: NewSandbox, response: Response) 
     return records.answer(record)
 
 
-@router.get("/{id}", response_model=Sandbox, responses={**documented(400, 404, 422, 503), **_UNCHANGED})
+@router.get("/{id}", response_model=SandboxAnswer, responses={**documented(400, 404, 422, 503), **_UNCHANGED})
 async def get(gateway: CurrentGateway, id: Id, response: Response, if_none_match: IfNoneMatch = None) -> Any:
     record = await get_record(gateway, id)
     if if_none_match is not None and _matches(if_none_match, record, "If-None-Match", weak=True):
@@ -77,7 +77,7 @@ async def list_(
     return {"items": [records.answer(record) for record in page], "next": page[-1].id if len(page) == limit else None}
 
 
-@router.patch("/{id}", response_model=Sandbox, responses=documented(400, 404, 409, 412, 422, 428, 503))
+@router.patch("/{id}", response_model=SandboxAnswer, responses=documented(400, 404, 409, 412, 422, 428, 503))
 async def change(
     gateway: CurrentGateway, id: Id, body: SandboxChange, response: Response, if_match: IfMatch = None
 ) -> Any:
@@ -120,7 +120,7 @@ async def delete(
     if has_ended:
         await _delete_record(gateway, record)
         return Response(status_code=204)
-    body = Sandbox.model_validate(records.answer(record)).model_dump_json()
+    body = SandboxAnswer.model_validate(records.answer(record)).model_dump_json()
     return Response(body, 202, {"ETag": records.etag(record.version)}, "application/json")
 
 

@@ -1,4 +1,4 @@
-"""A database with something in every part of the page: all of it well, half of it wrong, or all of it hostile."""
+"""Fills a database with something for every panel of the page: healthy, partly failed, or with hostile names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 
 
 class Refusing:
-    """A sink that takes nothing of what it is given."""
+    """A sink that refuses every event."""
 
     def publish(self, events: Any) -> None:
         raise ValueError(f"refused {HOSTILE}")
 
 
 @contextmanager
-def busy(url: str, *, mark: str = "") -> Iterator[holdfast.Client]:
-    """Leases, a leader, a lock with one who waits, slots, operations of every status, a review, a relay with something
-    parked, sandboxes, agents and sessions; ``mark`` is in every name and text."""
+def filled_database(url: str, *, mark: str = "") -> Iterator[holdfast.Client]:
+    """Leases, a leader, a lock with a waiter, slots, operations of every status, a review, a relay with a parked event,
+    sandboxes, agents and sessions. ``mark`` is in every name and text."""
     with holdfast.Client(url) as client, holdfast.Client(url) as other, ExitStack() as stack:
         for name in ("nightly-import", "invoices", "search-index"):
             stack.enter_context(client.lease(f"{name}{mark}", holder=f"worker-{len(name)}{mark}"))
@@ -61,12 +61,12 @@ def _locks(client: holdfast.Client, other: holdfast.Client, url: str, stack: Exi
     waiter.start()
     stack.callback(waiter.join)
     stack.callback(grant.release)
-    with holdfast.Client(url) as onlooker:  # who has it knows its name at once
+    with holdfast.Client(url) as onlooker:  # the holder itself knows the name at once
         eventually(lambda: _seen(onlooker, f"report{mark}") == [False, True], "one holds it and one waits, by its name")
 
 
 def _seen(client: holdfast.Client, name: str) -> list[bool]:
-    """A name is written down a moment after its lock was taken."""
+    """Whether each session holds the lock; its name is stored a moment after it was acquired."""
     return sorted(each.granted for each in client.locks.list() if each.name == name)
 
 
