@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     )
     from holdfast.geo import is_masked, mask_h3
     from holdfast.governance.dataset import Dataset
-    from holdfast.governance.policies import Policy
-    from holdfast.governance.policy import Allow, Deny, PolicyContext, Review
+    from holdfast.governance.policy import Allow, Deny, Policy, PolicyContext, Review
     from holdfast.inherited_lease import inherited
     from holdfast.keys import OperationKey, time_bucket
     from holdfast.lock.file_lock import file_lock

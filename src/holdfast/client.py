@@ -14,6 +14,7 @@ from holdfast.errors import PolicyDenied
 from holdfast.lease.handle import Lease
 from holdfast.lease.terms import Failover, LeaseTerms
 from holdfast.names import OnLost, Unset, check_free_name, check_name, check_sessions
+from holdfast.runtime import forks
 
 if TYPE_CHECKING:
     from holdfast.database.migrate import Migrations
@@ -165,10 +166,10 @@ class Client:
         """A handle of a lease: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
         ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
-        same holder re-enters with a new token and a higher fence. ``at_least``: seconds that it stays held even if it is
-        released earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a
-        callable. ``failover="session"``: a standby takes over as soon as our database session is gone. ``strict``: lost
-        with the first heartbeat that fails, instead of when trust in it ends.
+        same holder re-enters with a new token and a higher fence. ``at_least``: seconds that it stays held even if it
+        is released earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio),
+        "exit" or a callable. ``failover="session"``: a standby takes over as soon as our database session is gone.
+        ``strict``: lost with the first heartbeat that fails, instead of when trust in it ends.
         """
         terms = LeaseTerms.check(
             check_free_name(name), ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
@@ -213,7 +214,7 @@ class Client:
         outputs: Sequence[str] = (),
         contract: Contract | None = None,
     ) -> Operation:
-        """An operation: ``client.operation(key, tx=conn).run(load)`` has the effect of ``load`` once, despite retries.
+        """An operation: ``client.operation(key, tx=conn).run(load)`` takes effect once, despite retries.
 
         ``tx``: a connection. The claim, what the function writes and the result are one transaction: exactly once.
         Without it the effect is elsewhere: at most one live attempt, under a lease of ``ttl`` seconds. After a crash
@@ -407,6 +408,7 @@ class Client:
         engine = self._engine
         if engine.closed:
             return
+        locks = self._locks if engine.era == forks.era else None  # those of a parent are not ours to release
         engine.notice_fork()
         for resource in engine.resources:
             resource.check()
@@ -420,6 +422,8 @@ class Client:
                 resource.leave()
             engine.closing = True  # its grants are lost from here on, whatever the database knows yet
             try:
+                if locks is not None:
+                    locks.close()
                 for resource in list(engine.resources):
                     resource.release()
             finally:

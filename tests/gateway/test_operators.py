@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import holdfast
 from holdfast.cli.app import app
-from holdfast.commands import running
+from holdfast.commands import execute
 from holdfast.gateway import server
 from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commands import MAX_RUNNING, CommandRunner

@@ -62,7 +62,7 @@ FOUND: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"trouble": "no route"}, ["The database does not answer"]),
     ({"unmigrated": "at 0"}, ["The tables are not there, or not those of this version"]),
-    ({"elector": "gateway:reconciler"}, ["Nobody leads"]),
+    ({"elector": "gateway:reconciler"}, ["There is no leader"]),
     ({"elector": "gateway:reconciler", "leases": [lease("gateway:reconciler")]}, []),
     ({"elector": "gateway:reconciler", "trouble": "no route"}, ["The database does not answer"]),
     ({"leases": [lease(left=9.3)]}, []),

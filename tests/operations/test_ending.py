@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import orm
 
 import holdfast
-from tests.operations.transactions import key, logged, opened, work
+from tests.operations.user_connections import key, logged, opened, work
 from tests.user_connections import ask, settled
 
 

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import pass_time, query
-from tests.operations.governing import connected
+from tests.operations.policies import connected
 from tests.user_connections import ask
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, running
-from tests.operations.transactions import key, opened, work
+from tests.operations.user_connections import key, opened, work
 from tests.user_connections import ask
 
 

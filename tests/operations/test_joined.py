@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_contract import leave_half_done
-from tests.operations.transactions import FEW, KINDS, key, logged, opened, work
+from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
 from tests.user_connections import ask, settled
 
 

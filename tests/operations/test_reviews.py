@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied, Review
 from holdfast.testing.operation_contract import leave_half_done, name, running
-from tests.operations.governing import BY_ELDER, answer, fail, governed, key
+from tests.operations.policies import BY_ELDER, answer, fail, governed, key
 from tests.user_connections import ask
 
 

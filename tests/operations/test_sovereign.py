@@ -9,12 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.lineage.stage import FAR
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_contract import interrupted, name, running
 from tests.children import eventually
+from tests.lineage.sample_operations import FAR
 from tests.operations.policies import BY_ELDER, POINT, answer, connected, fail, governed, key
 
 

@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import RESULTS
 from tests.conftest import migrated, server
-from tests.operations.transactions import FEW, KINDS, key, logged, opened, work
+from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
 from tests.user_connections import settled, subject
 
 
@@ -77,7 +77,7 @@ async def test_a_connection_to_another_database_is_refused_before_anything_is_wr
             assert (outcome.result, outcome.replayed, stranger.rows(), each.rows()) == (7, False, [], [name])
             assert logged(other, name) == []
             grant = await settled(each.client.lease(name).acquire())
-            with pytest.raises(holdfast.FencedOut, match="elsewhere" if kind == "psycopg" else "has passed on"):
+            with pytest.raises(holdfast.FencedOut, match="wrong database" if kind == "psycopg" else "has passed on"):
                 await stranger.write_within(grant, "start", name)
             assert stranger.rows() == []
 
@@ -93,7 +93,7 @@ async def test_a_connection_whose_encoding_lacks_a_letter_will_do(kind: str, tmp
             assert (outcome.result, outcome.replayed) == ("Ж", replayed)
         assert (each.rows(), logged(each.url, name)) == (["x"], [("success", 1)])
         grant = await settled(each.client.lease(name).acquire())
-        with pytest.raises(ValueError, match=r"the encoding of this connection.*lacks: SET client_encoding TO 'UTF8'"):
+        with pytest.raises(ValueError, match=r"this connection's encoding.*lacks: SET client_encoding TO 'UTF8'"):
             await each.write_within(grant, "start", "y")
         await each.rollback()
         assert each.rows() == ["x"]

@@ -165,7 +165,11 @@ PLAYED = {
         "assert 'parcels.loaded' in open('lineage.jsonl').read()",
         {".run(signals=True)": ".step()", ".run()": ".step()", "https://marquez.example": "ol.jsonl"},
     ),
-    "howto/telemetry": (BEGIN, "assert telemetry.readings()", {}),
+    "howto/telemetry": (
+        BEGIN + "grant = client.lease('measured').acquire()",
+        "assert telemetry.readings()['leases_held'] >= 1",
+        {},
+    ),
     "howto/reconcile": (
         BEGIN + "from pathlib import Path\nfrom holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver\n"
         "spec, sessions, driver = {}, set(), AsyncFakeDriver(FakeDriver(Path()))",
@@ -314,7 +318,7 @@ def test_the_page_on_python_has_every_name_and_every_default() -> None:
 
 INSIDE = {
     "leases": {"probe", "recall"}, "objects": {"put_many"}, "audit": {"begin", "end", "note"},
-    "operations": {"operation", "plan"},
+    "operations": {"operation", "spec_builder"},
 }  # fmt: skip
 """What commands and recipes of holdfast call, and nobody else."""
 

@@ -1,4 +1,4 @@
-"""holdfast driver: the daemon that runs sandboxes as local processes, and a look at what it runs."""
+"""holdfast driver: the daemon that runs sandboxes as local processes, and its client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import holdfast
-from holdfast.cli.app import Seconds
+from holdfast.cli.app import Seconds, fail, json_option
 
 if TYPE_CHECKING:
     from holdfast import Backend, ProcessDriver
@@ -37,10 +37,10 @@ TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
 @click.option("--end-sandboxes", is_flag=True, help="End what runs when the driver is told to end.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: a JSON object a line.")
 @click.pass_context
-def driver(context: click.Context, /, **wanted: Any) -> None:
+def driver(context: click.Context, /, **options: Any) -> None:
     """Run sandboxes as local processes, and serve them on a socket.
 
-    Whoever may open it asks over HTTP. No database is needed.
+    Clients that may open the socket use HTTP. No database is needed.
 
     A line on stdout says where it listens, once it does; what happens is told on stderr. It runs in
     the foreground until TERM, INT or HUP (exit code 0; told twice, 1 at once). The sandboxes go on without it, and the
@@ -58,22 +58,22 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
       holdfast driver rm web
     """
     if context.invoked_subcommand is not None:
-        if wanted["port"] is not None:
+        if options["port"] is not None:
             raise click.UsageError("--port is for the driver itself: say where it is by HOLDFAST_DRIVER=http://…")
-        context.obj["driver"] = wanted
+        context.obj["driver"] = options
         return
     from pathlib import Path
 
     from holdfast.driver.daemon import DriverSettings, DriverStartRefused, run
 
-    if wanted["port"] is not None and wanted["socket"] is not None:
+    if options["port"] is not None and options["socket"] is not None:
         raise click.UsageError("--socket and --port exclude each other")
-    file = wanted.pop("token_file")
+    file = options.pop("token_file")
     token = file.readline() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
-    wanted["token"] = token if token is None else token.strip()
-    wanted["folder"], wanted["socket"] = Path(wanted["folder"]), wanted["socket"] and Path(wanted["socket"])
+    options["token"] = token if token is None else token.strip()
+    options["folder"], options["socket"] = Path(options["folder"]), options["socket"] and Path(options["socket"])
     try:
-        settings = DriverSettings(**wanted)
+        settings = DriverSettings(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
@@ -84,22 +84,21 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
 
 
 @contextmanager
-def _reached(context: click.Context) -> Iterator[ProcessDriver]:
-    """The driver of --socket, --folder or HOLDFAST_DRIVER; a mistake is one line on stderr."""
-    wanted = context.obj["driver"]
-    here = os.path.abspath(wanted["socket"] or os.path.join(wanted["folder"], SOCKET))
-    asked = wanted["socket"] or context.parent.get_parameter_source("folder").name != "DEFAULT"  # type: ignore[union-attr]
+def _connect(context: click.Context) -> Iterator[ProcessDriver]:
+    """A client of the driver at --socket, --folder or HOLDFAST_DRIVER. Errors become one line on stderr and exit."""
+    options = context.obj["driver"]
+    socket = os.path.abspath(options["socket"] or os.path.join(options["folder"], SOCKET))
+    was_given = options["socket"] or context.parent.get_parameter_source("folder").name != "DEFAULT"  # type: ignore[union-attr]
     try:
-        yield holdfast.ProcessDriver(None if not asked and "HOLDFAST_DRIVER" in os.environ else f"unix:{here}")
+        yield holdfast.ProcessDriver(None if not was_given and "HOLDFAST_DRIVER" in os.environ else f"unix:{socket}")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     except holdfast.DriverError as error:
-        click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        fail(str(error))
 
 
 @driver.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def ls(context: click.Context, as_json: bool) -> None:
     """Show the sandboxes, those that have ended among them.
@@ -110,13 +109,12 @@ def ls(context: click.Context, as_json: bool) -> None:
     """
     from holdfast.cli import output
 
-    with _reached(context) as client:
-        found = sorted(client.list(), key=lambda each: each.id)
+    with _connect(context) as client:
+        sandboxes = sorted(client.list(), key=lambda sandbox: sandbox.id)
     if as_json:
-        click.echo(output.for_programs([_for_programs(each) for each in found]))
-    elif found:
-        console = output.console()
-        output.show(console, output.listing(console, TITLES, map(_row, found)))
+        output.print_json([_as_json(sandbox) for sandbox in sandboxes])
+    elif sandboxes:
+        output.print_table(TITLES, map(_row, sandboxes))
     else:
         click.echo("no sandbox is there", err=True)
 
@@ -133,7 +131,7 @@ def ls(context: click.Context, as_json: bool) -> None:
 @click.option("--cpu-seconds", type=int, metavar="N", help="CPU time of each of its processes.")
 @click.option("--open-files", type=int, metavar="N", help="Open files of each of its processes.")
 @click.option("--processes", type=int, metavar="N", help="Processes of its user; no limit for root.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @click.pass_context
 def create(
     context: click.Context, /, id: str, argv: tuple[str, ...], env: tuple[str, ...], cwd: str | None,
@@ -149,13 +147,13 @@ def create(
     """
     from holdfast.cli import output
 
-    if bad := [each for each in env if "=" not in each]:
-        raise click.UsageError(f"--env {bad[0]}: must be NAME=VALUE")
-    variables = dict(each.partition("=")[::2] for each in env)
-    bounds = {name: value for name, value in limits.items() if value is not None}
-    with _reached(context) as client:
-        made = client.create(id, argv, env=variables, cwd=cwd, grace=grace, limits=bounds)
-    click.echo(output.for_programs(_for_programs(made)) if as_json else f"created {output.clean(made.id)}")
+    if wrong := [variable for variable in env if "=" not in variable]:
+        raise click.UsageError(f"--env {wrong[0]}: must be NAME=VALUE")
+    variables = dict(variable.partition("=")[::2] for variable in env)
+    given_limits = {name: value for name, value in limits.items() if value is not None}
+    with _connect(context) as client:
+        sandbox = client.create(id, argv, env=variables, cwd=cwd, grace=grace, limits=given_limits)
+    click.echo(output.to_json(_as_json(sandbox)) if as_json else f"created {output.clean(sandbox.id)}")
 
 
 @driver.command()
@@ -170,7 +168,7 @@ def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None
     Example:
       holdfast driver log web --tail 20 --follow
     """
-    with _reached(context) as client:
+    with _connect(context) as client:
         try:
             for data in client.log(id, tail=tail, follow=follow):
                 sys.stdout.buffer.write(data)
@@ -201,8 +199,8 @@ def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: 
     from holdfast.cli import output
 
     late = []
-    with _reached(context) as client:
-        for id in ids:  # all are told before any is waited for
+    with _connect(context) as client:
+        for id in ids:  # start to end all of them before waiting for one
             client.delete(id, grace=grace)
         for id in ids:
             if client.delete(id, grace=grace, wait=wait):
@@ -214,28 +212,28 @@ def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: 
         context.exit(1)
 
 
-def _for_programs(each: Backend) -> dict[str, Any]:
-    ready = each.conditions[0]
+def _as_json(sandbox: Backend) -> dict[str, Any]:
+    ready = sandbox.conditions[0]
     details = {
         name: datetime.fromtimestamp(value, UTC) if name.endswith("_at") and value is not None else value
-        for name, value in each.details.items()
+        for name, value in sandbox.details.items()
     }
     return {
-        "id": each.id,
+        "id": sandbox.id,
         "ready": ready.status,
         "reason": ready.reason,
         "message": ready.message,
-        "deleting": each.deleting,
+        "deleting": sandbox.deleting,
         **details,
     }
 
 
-def _row(each: Backend) -> tuple[object, ...]:
+def _row(sandbox: Backend) -> tuple[object, ...]:
     from holdfast.cli import output
 
-    details = each.details
+    details = sandbox.details
     code = details["exit_code"] if details["signal"] is None else f"signal {details['signal']}"
-    age = output.span(datetime.now(UTC).timestamp() - details["created_at"])
-    pid = None if each.conditions[0].terminal else details["pid"]
-    state = "Deleting" if each.deleting else each.conditions[0].reason
-    return each.id, state, code, pid, age, " ".join(details["argv"])
+    age = output.format_duration(datetime.now(UTC).timestamp() - details["created_at"])
+    pid = None if sandbox.conditions[0].terminal else details["pid"]
+    state = "Deleting" if sandbox.deleting else sandbox.conditions[0].reason
+    return sandbox.id, state, code, pid, age, " ".join(details["argv"])

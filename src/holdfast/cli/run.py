@@ -159,9 +159,9 @@ class _LeasedRun:
         self._has_lost_watchdog = False
         self._set_timer: Any = None
         if guard:
-            from holdfast.runtime.kill_timer import DeadMan
+            from holdfast.runtime.kill_timer import KillTimer
 
-            self._set_timer = DeadMan().ends_at
+            self._set_timer = KillTimer().ends_at
 
     def run(self, signals: SignalPipe, environment: Mapping[bytes, bytes]) -> int:
         """Start the child. Returns its exit code when no process of its group runs any more."""

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import holdfast
-from holdfast.cli import settings as places
+from holdfast.cli import settings as cli_settings
 
 
 @click.command()
@@ -56,22 +56,22 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
       HOLDFAST_URL=postgresql://db1/app holdfast serve --host 0.0.0.0 --tokens-file tokens --hosts holdfast.example
     """
     try:
-        url, schema = places.database(context.obj["url"], context.obj["schema"])
+        url, schema = cli_settings.database(context.obj["url"], context.obj["schema"])
         from holdfast.gateway.server import StartRefused, run
         from holdfast.gateway.settings import load
 
-        settings = replace(load(url, schema, flags, os.environ, places.gateway()), policy=places.policy())
+        settings = replace(load(url, schema, flags, os.environ, cli_settings.gateway()), policy=cli_settings.policy())
     except ImportError as error:
         raise click.UsageError(f"the gateway needs more: pip install 'holdfast[server]' ({error.name})") from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
-    def ready(place: Mapping[str, Any]) -> None:
-        line = json.dumps({"kind": "ready", **place})
-        print(line if as_json else f"holdfast gateway: listening on {place['address']}", flush=True)
+    def report_ready(listener: Mapping[str, Any]) -> None:
+        line = json.dumps({"kind": "ready", **listener})
+        print(line if as_json else f"holdfast gateway: listening on {listener['address']}", flush=True)
 
     try:
-        sys.exit(run(settings, ready))
+        sys.exit(run(settings, report_ready))
     except (StartRefused, holdfast.HoldfastError) as error:
         click.echo(f"holdfast: {error}", err=True)
         sys.exit(getattr(error, "code", 1))

@@ -37,7 +37,7 @@ _WRITES = frozenset({"insert", "update", "delete", "replace"})
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-class Step(NamedTuple):
+class StatementStep(NamedTuple):
     """One statement of a script; ``stop`` ends the script when it returns a row."""
 
     sql: str
@@ -54,9 +54,9 @@ class Statement(NamedTuple):
 
     name: str
     parameters: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StatementStep, ...]
     reads_only: bool = False
-    looks: tuple[Step, ...] = ()
+    looks: tuple[StatementStep, ...] = ()
     """The first steps, if they only read and may end the script: they run before anything is locked."""
     alone: bool = False
     """Whether the first step writes and may end the script: it runs without a transaction around it."""
@@ -144,7 +144,7 @@ def statements(dialect: Dialect, schema: str = SCHEMA) -> Statements:
 
 def _parse(dialect: Dialect, name: str, body: str) -> Statement:
     if dialect == "sqlite":
-        steps = tuple(Step(sql, stop) for sql, stop in split(body))
+        steps = tuple(StatementStep(sql, stop) for sql, stop in split(body))
         looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
         reads_only, volatile = all(step.reads for step in steps), body.startswith("-- volatile")
         alone = steps[0].stop and not looks
@@ -153,7 +153,7 @@ def _parse(dialect: Dialect, name: str, body: str) -> Statement:
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}
-    return Statement(name, parameters, (Step(re.sub(_PARAMETER, lambda match: numbers[match[1]], text)),))
+    return Statement(name, parameters, (StatementStep(re.sub(_PARAMETER, lambda match: numbers[match[1]], text)),))
 
 
 def split(script: str) -> list[tuple[str, bool]]:

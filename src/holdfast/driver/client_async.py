@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from holdfast import Backend, DriverError, DriverEvent
 from holdfast.driver import driver_json
-from holdfast.driver.dial_async import DriverConnection, connect
+from holdfast.driver.dial_async import AsyncDriverConnection, connect
 from holdfast.driver.http_reply import HttpReply, build_request, parse_address
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class AsyncProcessDriver:
 
     async def _open(
         self, method: str, path: str, body: bytes = b"", until: float | None = None
-    ) -> tuple[DriverConnection, HttpReply]:
+    ) -> tuple[AsyncDriverConnection, HttpReply]:
         """Send a request, and read the head of its answer. Raises DriverError unless the status is 2xx."""
         host = "localhost" if self._port is None else f"{self._host}:{self._port}"
         until = time.monotonic() + self._timeout if until is None else until
@@ -174,7 +174,7 @@ class AsyncProcessDriver:
             connection.close()
             raise
 
-    async def _read_body(self, connection: DriverConnection, reply: HttpReply, until: float) -> bytes:
+    async def _read_body(self, connection: AsyncDriverConnection, reply: HttpReply, until: float) -> bytes:
         while not reply.complete:
             reply.feed(await connection.receive(_remaining(until)))
         return reply.take()
@@ -207,7 +207,7 @@ class AsyncDriverWatch:
 
     def __init__(self, driver: AsyncProcessDriver, since: str | None) -> None:
         self._driver, self.cursor = driver, since
-        self._connection: DriverConnection | None = None
+        self._connection: AsyncDriverConnection | None = None
         self._reply = HttpReply()
         self._rest, self._silence = b"", 0.0
 
@@ -240,7 +240,7 @@ class AsyncDriverWatch:
         if self._connection is not None:
             self._connection.close()
 
-    async def _receive_more(self, connection: DriverConnection) -> bool:
+    async def _receive_more(self, connection: AsyncDriverConnection) -> bool:
         try:
             self._reply.feed(await connection.receive(_POLL_EVERY))
         except TimeoutError:

@@ -7,7 +7,7 @@ import asyncio
 _CHUNK = 65536
 
 
-class DriverConnection:
+class AsyncDriverConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
@@ -25,8 +25,8 @@ class DriverConnection:
         self._writer.close()
 
 
-async def connect(host: str, port: int | None, timeout: float) -> DriverConnection:
+async def connect(host: str, port: int | None, timeout: float) -> AsyncDriverConnection:
     async with asyncio.timeout(timeout):
         if port is None:
-            return DriverConnection(*await asyncio.open_unix_connection(host))
-        return DriverConnection(*await asyncio.open_connection(host, port))
+            return AsyncDriverConnection(*await asyncio.open_unix_connection(host))
+        return AsyncDriverConnection(*await asyncio.open_connection(host, port))

@@ -12,7 +12,7 @@ LINGER = 1.0
 """Seconds that a beat without leases is kept for the next acquire."""
 
 
-class Owner(Protocol):
+class LeaseOwner(Protocol):
     """The process, or the event loop, that a client belongs to."""
 
     def alive(self) -> bool:
@@ -24,7 +24,7 @@ class KeptLease(NamedTuple):
 
     name: str
     token: str
-    owner: Owner
+    owner: LeaseOwner
     on_lost: Callable[[HoldfastError], None]
     """Called once, when it is lost."""
     on_beat: Callable[[HoldfastError | None], None] | None = None
@@ -49,7 +49,7 @@ class Beat:
         """Acquires in flight that will add a lease to it."""
         self.leases: dict[str, KeptLease] = {}
         """By token."""
-        self._by_owner: dict[Owner, dict[str, KeptLease]] = {}
+        self._by_owner: dict[LeaseOwner, dict[str, KeptLease]] = {}
         self.empty_since: float | None = None
         self.is_shared = True
         """False for the beat of a single lease that is told of every heartbeat."""
@@ -78,7 +78,7 @@ class Beat:
             self._by_owner[lease.owner].pop(token, None)
         return lease
 
-    def leases_of(self, owner: Owner) -> list[KeptLease]:
+    def leases_of(self, owner: LeaseOwner) -> list[KeptLease]:
         return list(self._by_owner.get(owner, {}).values())
 
     def orphans(self) -> list[KeptLease]:

@@ -283,8 +283,8 @@ class LeaseGrant:
         if since is None or not telemetry.listeners:
             return
         if error is not None:
-            telemetry.tell("lease.lost", kind=self.kind, reason=type(error).__name__)
-        telemetry.tell("lease.ended", kind=self.kind, held=now() - since)
+            telemetry.emit("lease.lost", kind=self.kind, reason=type(error).__name__)
+        telemetry.emit("lease.ended", kind=self.kind, held=now() - since)
 
     def _on_beat(self, problem: HoldfastError | None) -> None:
         """In the background thread, after a heartbeat."""

@@ -282,8 +282,8 @@ class AsyncLeaseGrant:
         if since is None or not telemetry.listeners:
             return
         if error is not None:
-            telemetry.tell("lease.lost", kind=self.kind, reason=type(error).__name__)
-        telemetry.tell("lease.ended", kind=self.kind, held=now() - since)
+            telemetry.emit("lease.lost", kind=self.kind, reason=type(error).__name__)
+        telemetry.emit("lease.ended", kind=self.kind, held=now() - since)
 
     def _on_beat(self, problem: HoldfastError | None) -> None:
         """In the background thread, after a heartbeat."""

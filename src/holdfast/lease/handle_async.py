@@ -98,7 +98,7 @@ class AsyncHandle(ABC, Generic[G]):
         try:
             refusal = await self._attempt(grants)
             if refusal is None and telemetry.listeners:
-                telemetry.tell("lease.acquired", kind=self._kind, waited=0.0)
+                telemetry.emit("lease.acquired", kind=self._kind, waited=0.0)
             return refusal
         except BaseException:
             _abandon(grants)
@@ -170,7 +170,7 @@ class AsyncHandle(ABC, Generic[G]):
         refusal = await self._wait_from(started, limit, grants)
         if telemetry.listeners:
             event = "lease.acquired" if refusal is None else "lease.refused"
-            telemetry.tell(event, kind=self._kind, waited=now() - started)
+            telemetry.emit(event, kind=self._kind, waited=now() - started)
         return refusal
 
     async def _wait_from(self, started: float, limit: float, grants: list[G]) -> Refusal | None:
@@ -239,7 +239,7 @@ class AsyncHandle(ABC, Generic[G]):
                 held.unrenewed[token] = grant.name
             if row["status"] == "taken_over":
                 keeper.purge()
-                telemetry.tell("lease.taken_over", kind=self._kind)
+                telemetry.emit("lease.taken_over", kind=self._kind)
             grants.append(grant)
             engine.check_open()  # again: a close in between has not seen this grant
             return None
@@ -277,7 +277,7 @@ class AsyncHandle(ABC, Generic[G]):
 
     def _undo(self, token: str, beat: Beat | None) -> None:
         """The acquire was not answered: undo it in the background, in case it was or will be granted."""
-        telemetry.tell("lease.abandoned", kind=self._kind)
+        telemetry.emit("lease.abandoned", kind=self._kind)
         keeper = keeper_of(self._engine.database, brittle=self._terms.brittle)
         keeper.undo_acquire(self._terms.name, token, self._terms.ttl, beat, self._kind)
 

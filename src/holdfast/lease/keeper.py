@@ -17,8 +17,8 @@ from typing import Any
 from holdfast.database.background import Background, background_of
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown
-from holdfast.lease.beat import LINGER, Beat, KeptLease, Owner
-from holdfast.lease.trust import Answer, Step, Trust, after, backoff, budget, first_beat
+from holdfast.lease.beat import LINGER, Beat, KeptLease, LeaseOwner
+from holdfast.lease.trust import BeatAnswer, BeatStep, Trust, after, backoff, budget, first_beat
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.log import ERROR, INFO, WARNING, logger
@@ -115,9 +115,9 @@ class Keeper:
     def extend(self, beat: Beat, asked_at: float) -> None:
         """The user renewed the beat at ``asked_at``."""
         with self._lock:
-            beat.trust = after(Answer.RENEWED, beat.trust, asked_at, now())[1]
+            beat.trust = after(BeatAnswer.RENEWED, beat.trust, asked_at, now())[1]
 
-    def remove_owner(self, owner: Owner) -> tuple[list[str], list[KeptLease]]:
+    def remove_owner(self, owner: LeaseOwner) -> tuple[list[str], list[KeptLease]]:
         """A client closes: the beats that are its own, to be ended, and its leases on beats shared with others."""
         with self._lock:
             own = [beat for beat in self._beats if not beat.acquires and len(beat.leases_of(owner)) == len(beat.leases)]
@@ -220,12 +220,12 @@ class Keeper:
         asked_at = now()
         answer, generation = self._ask(beat)
         if telemetry.listeners:
-            telemetry.tell("keeper.beat", outcome=answer.value, seconds=now() - asked_at)
+            telemetry.emit("keeper.beat", outcome=answer.value, seconds=now() - asked_at)
         with self._lock:
             if beat not in self._beats:  # lost meanwhile, with its session
                 return
             step, beat.trust = after(answer, beat.trust, asked_at, now())
-        if step is Step.KEEP:
+        if step is BeatStep.KEEP:
             if beat.failures:
                 log.event(
                     "keeper.beat", INFO, "the heartbeat of %(database)s succeeds again after %(failures)d failures",
@@ -234,16 +234,16 @@ class Keeper:
             beat.due, beat.failures, beat.error = asked_at + beat.every, 0, None
             if generation == beat.generation or self._check_leases(beat, generation):
                 self._report_beat(beat)
-        elif step is Step.RETRY:
+        elif step is BeatStep.RETRY:
             beat.failures += 1
             beat.due = now() + backoff(beat.failures, beat.trust.left(now()))
             self._report_beat(beat)
-        elif step is Step.LOST:
+        elif step is BeatStep.LOST:
             self._lose(beat, LeaseLost("it expired before a heartbeat reached the database"))
         else:
             self._lose(beat, OwnershipUnknown("the database did not answer before our trust in it ended"))
 
-    def _ask(self, beat: Beat) -> tuple[Answer, int]:
+    def _ask(self, beat: Beat) -> tuple[BeatAnswer, int]:
         try:
             session = self.background.session(self.call_timeout() * 2)
             rows = session.call("beat_renew", {"beat": beat.id}, self.call_timeout())
@@ -254,8 +254,8 @@ class Keeper:
             )  # fmt: skip
             beat.error = error
             self.background.doubt_session(error)
-            return Answer.UNKNOWN, 0
-        return (Answer.RENEWED, rows[0]["generation"]) if rows else (Answer.LOST, 0)
+            return BeatAnswer.UNKNOWN, 0
+        return (BeatAnswer.RENEWED, rows[0]["generation"]) if rows else (BeatAnswer.LOST, 0)
 
     def _remove_orphans(self, beat: Beat) -> None:
         with self._lock:

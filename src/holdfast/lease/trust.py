@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 
-class Answer(Enum):
+class BeatAnswer(Enum):
     """What the database said to a heartbeat."""
 
     RENEWED = "renewed"
@@ -16,7 +16,7 @@ class Answer(Enum):
     UNKNOWN = "unknown"
 
 
-class Step(Enum):
+class BeatStep(Enum):
     """What the keeper does after a heartbeat."""
 
     KEEP = "keep"  # until the next one is due
@@ -59,15 +59,15 @@ class Trust(NamedTuple):
         return max(0.0, now + self.ttl - margin(self.ttl) - self.until)
 
 
-def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[Step, Trust]:
+def after(answer: BeatAnswer, trust: Trust, asked_at: float, now: float) -> tuple[BeatStep, Trust]:
     """What to do after a heartbeat, and the trust from then on."""
-    if answer is Answer.LOST:
-        return Step.LOST, trust
+    if answer is BeatAnswer.LOST:
+        return BeatStep.LOST, trust
     if now >= trust.until:  # the user may have seen it lost meanwhile: it stays lost, even if it was renewed
-        return Step.UNKNOWN, trust
-    if answer is Answer.RENEWED:
+        return BeatStep.UNKNOWN, trust
+    if answer is BeatAnswer.RENEWED:
         trust = trust.renewed(asked_at)
-    return (Step.RETRY if answer is Answer.UNKNOWN else Step.KEEP), trust
+    return (BeatStep.RETRY if answer is BeatAnswer.UNKNOWN else BeatStep.KEEP), trust
 
 
 def first_beat(ttl: float, every: float) -> float:

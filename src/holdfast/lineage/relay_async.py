@@ -30,9 +30,8 @@ from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage.relay_terms import SUSPICIOUS, RelayProgress, RelayTerms, describe, is_down, retry_delay
 from holdfast.operations.events import TYPES, Event, derive, unreadable
-from holdfast.recipes.election import ElectorStatus, ElectorTerms
-from holdfast.recipes.elector_async import AsyncElector
-from holdfast.recipes.term_async import AsyncTerm
+from holdfast.recipes.elector_async import AsyncElector, AsyncTerm
+from holdfast.recipes.elector_terms import ElectorStatus, ElectorTerms
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency_async import AsyncStopEvent, call_blocking, check_callable, wait_event
@@ -243,9 +242,9 @@ class AsyncRelayPass:
         progress.unpublished = max(0, progress.unpublished - self._taken - len(self._parked))
         if telemetry.listeners:
             if self._taken:
-                telemetry.tell("relay.published", events=self._taken)
+                telemetry.emit("relay.published", events=self._taken)
             for _ in self._parked:
-                telemetry.tell("relay.parked")
+                telemetry.emit("relay.parked")
         self._clear()
         if row["state"] == "gone":
             raise SinkDown(
@@ -346,4 +345,4 @@ class AsyncRelay:
 
 
 def _report_failure(error: Exception) -> None:
-    telemetry.tell("relay.failed", reason="sink" if isinstance(error, SinkDown) else "database")
+    telemetry.emit("relay.failed", reason="sink" if isinstance(error, SinkDown) else "database")

@@ -9,10 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from holdfast.operations import wal
 from holdfast.operations.events import Event, derive
-from holdfast.operations.logged import Verification
-from holdfast.operations.wal import Problem
+from holdfast.operations.log import LogProblem, Verification, parse_entries
 
 Content = Mapping[str, Any]
 
@@ -91,7 +89,7 @@ class ExpectedEvents:
         self._events: dict[str, tuple[int, Event]] = {}
         """By id: the place in the order of the log, and the event."""
         self._waiting: set[str] = set()
-        self._tampered: list[Problem] = []
+        self._tampered: list[LogProblem] = []
         self._archived: dict[str, int] = {}
         """By key: the number of the last entry that was archived."""
 
@@ -101,25 +99,27 @@ class ExpectedEvents:
             events = derive(row)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            self._tampered.append(Problem("tampered", row["key"], row["number"], f"cannot be read: {reason}"))
+            self._tampered.append(LogProblem("tampered", row["key"], row["number"], f"cannot be read: {reason}"))
             return
         for event in events:
             self._events[event.id] = len(self._events), event
             if is_waiting:
                 self._waiting.add(event.id)
-        for entry in wal.load(row["key"], row["entries"]):
+        for entry in parse_entries(row["key"], row["entries"]):
             if entry.kind == "archived":
                 self._archived[entry.operation] = entry.number
 
     def compare(self, published: Iterable[PublishedEvent] | None) -> Verification:
         """All differences. ``published=None``: only what the relay itself reports as waiting or parked."""
-        problems: list[Problem] = list(self._tampered)
+        problems: list[LogProblem] = list(self._tampered)
         seen: set[str] = set()
         furthest: dict[str, int] = {}
         for stored in published or ():
             if stored.id not in self._events:
                 if stored.number > self._archived.get(stored.key, 0):
-                    problems.append(Problem("unknown", stored.key, stored.number, f"the log has no event {stored.id}"))
+                    problems.append(
+                        LogProblem("unknown", stored.key, stored.number, f"the log has no event {stored.id}")
+                    )
                 continue
             place, event = self._events[stored.id]
             if not _is_same(stored.content, json.loads(json.dumps(event.as_dict()))):
@@ -132,7 +132,7 @@ class ExpectedEvents:
         problems += self._missing(seen, has_published=published is not None)
         return Verification(len({event.key for _, event in self._events.values()}), len(self._events), tuple(problems))
 
-    def _missing(self, seen: set[str], *, has_published: bool) -> Iterable[Problem]:
+    def _missing(self, seen: set[str], *, has_published: bool) -> Iterable[LogProblem]:
         for id, (_, event) in self._events.items():
             if id in seen:
                 continue
@@ -144,5 +144,5 @@ class ExpectedEvents:
                 yield _problem("missing", event, "was not published")
 
 
-def _problem(what: str, event: Event, text: str) -> Problem:
-    return Problem(what, event.key, event.number, f"{event.type} {event.id} of {event.label!r} {text}")
+def _problem(what: str, event: Event, text: str) -> LogProblem:
+    return LogProblem(what, event.key, event.number, f"{event.type} {event.id} of {event.label!r} {text}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.runtime.clock import now
-from holdfast.runtime.telemetry import tell
+from holdfast.runtime.telemetry import emit
 
 
 class Hold:
@@ -14,7 +14,7 @@ class Hold:
 
     def begin(self, asked_at: float) -> None:
         self._since = since = now()
-        tell("lock.acquired", waited=since - asked_at)
+        emit("lock.acquired", waited=since - asked_at)
 
     def end(self, *, lost: bool = False) -> None:
         """The first time alone."""
@@ -22,8 +22,8 @@ class Hold:
         if since is None:
             return
         if lost:
-            tell("lock.lost")
-        tell("lock.ended", held=now() - since)
+            emit("lock.lost")
+        emit("lock.ended", held=now() - since)
 
     def lose(self, _: Exception | None = None) -> None:
         """Called by the pump: the session that held it is gone."""

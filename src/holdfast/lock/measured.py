@@ -62,10 +62,10 @@ class MeasuredLock(Lock):
         try:
             state = super()._take(grant, limit)
         except Exception:
-            telemetry.tell("lock.refused", reason="error")
+            telemetry.emit("lock.refused", reason="error")
             raise
         if state != "held":
-            telemetry.tell("lock.refused", reason=_REASONS.get(state, state))
+            telemetry.emit("lock.refused", reason=_REASONS.get(state, state))
             return state
         grant.hold.begin(asked_at)
         if self._on_lost == "flag":

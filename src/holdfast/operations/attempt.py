@@ -229,7 +229,7 @@ class Attempt(ABC):
             from holdfast.operations.run_telemetry import labels
 
             fields = labels(self.spec.key, sovereign=self.spec.terms.sovereign)
-            telemetry.tell("operation.locked_out", **fields, reason=reason)
+            telemetry.emit("operation.locked_out", **fields, reason=reason)
 
     # Around the function
 

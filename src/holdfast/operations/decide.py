@@ -141,8 +141,8 @@ class TransactionClaim(NamedTuple):
     @classmethod
     def from_row(cls, row: Row) -> TransactionClaim:
         answer = json.loads(row["answer"])
-        row = answer.get("known")
-        prior = Prior.none(answer["now"]) if row is None else Prior.from_row({**row, "now": answer["now"]})
+        stored = answer.get("known")
+        prior = Prior.none(answer["now"]) if stored is None else Prior.from_row({**stored, "now": answer["now"]})
         return cls(
             answer["state"] == "free", answer["began"], bool(answer["fixed"]), answer.get("home"), prior,
             "frozen" in answer,

@@ -47,6 +47,7 @@ from holdfast.operations.log import (
 from holdfast.operations.operation import Operation, SpecBuilder
 from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
 from holdfast.operations.recovery import Recovery
+from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.spec import OperationSpec
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.runtime import telemetry
@@ -54,7 +55,7 @@ from holdfast.runtime.concurrency import check_callable, maybe_await
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Policy
+    from holdfast.governance.policy import Moment, Policy
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -474,7 +475,7 @@ class Operations:
             sovereign: bool | None = None  # unknown when the database does not answer
             with suppress(HoldfastError):
                 sovereign = self._is_sovereign(record)
-            telemetry.tell(event, **labels(record, sovereign=sovereign), **fields)
+            telemetry.emit(event, **labels(record, sovereign=sovereign), **fields)
 
     def _delete_archived(self, logged: LoggedOperation) -> str:
         """Replace the chain by its ``archived`` entry: "archived", "unpublished" or "changed"."""

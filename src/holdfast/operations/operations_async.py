@@ -46,6 +46,7 @@ from holdfast.operations.log import (
 from holdfast.operations.operation_async import AsyncOperation, SpecBuilder
 from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
 from holdfast.operations.recovery_async import AsyncRecovery
+from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.spec_async import AsyncOperationSpec
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.runtime import telemetry
@@ -53,7 +54,7 @@ from holdfast.runtime.concurrency_async import check_callable, maybe_await
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Policy
+    from holdfast.governance.policy import Moment, Policy
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -473,7 +474,7 @@ class AsyncOperations:
             sovereign: bool | None = None  # unknown when the database does not answer
             with suppress(HoldfastError):
                 sovereign = await self._is_sovereign(record)
-            telemetry.tell(event, **labels(record, sovereign=sovereign), **fields)
+            telemetry.emit(event, **labels(record, sovereign=sovereign), **fields)
 
     async def _delete_archived(self, logged: LoggedOperation) -> str:
         """Replace the chain by its ``archived`` entry: "archived", "unpublished" or "changed"."""

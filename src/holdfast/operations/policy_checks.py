@@ -80,7 +80,7 @@ class PolicyChecks:
 
         assert self._spec.governed is not None
         context = self._context("locked", prior, lock="busy")
-        match self._spec.governed.rules(context):
+        match self._spec.governed.policy(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason):
@@ -106,7 +106,7 @@ class PolicyChecks:
         from holdfast.governance.policy import Deny, Review
 
         assert self._spec.governed is not None
-        match self._spec.governed.rules(context):
+        match self._spec.governed.policy(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason) if not self.is_approved:

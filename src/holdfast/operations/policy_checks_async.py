@@ -79,7 +79,7 @@ class AsyncPolicyChecks:
 
         assert self._spec.governed is not None
         context = self._context("locked", prior, lock="busy")
-        match self._spec.governed.rules(context):
+        match self._spec.governed.policy(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason):
@@ -105,7 +105,7 @@ class AsyncPolicyChecks:
         from holdfast.governance.policy import Deny, Review
 
         assert self._spec.governed is not None
-        match self._spec.governed.rules(context):
+        match self._spec.governed.policy(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason) if not self.is_approved:

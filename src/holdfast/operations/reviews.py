@@ -14,7 +14,7 @@ from holdfast.errors import Conflict
 from holdfast.keys import OperationKey, as_key
 from holdfast.names import check_limit, check_said
 from holdfast.operations.outcome import OperationRecord, policy_fields
-from holdfast.records import ReviewRecord
+from holdfast.operations.review_record import ReviewRecord
 
 if TYPE_CHECKING:
     from holdfast.governance.policy import Policy

@@ -10,7 +10,7 @@ from holdfast.operations.decide import Decision, Prior
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.terms import OnPartial
 from holdfast.runtime.clock import now
-from holdfast.runtime.telemetry import tell
+from holdfast.runtime.telemetry import emit
 
 ENERGY_FIELDS = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")
 """Summed over all attempts of a run, where they are estimated."""
@@ -102,7 +102,7 @@ class RunTelemetry:
         self._publish("operation.ended", outcome=outcome, seconds=seconds, **fields, **self._total_energy)
 
     def _publish(self, event: str, **fields: Any) -> None:
-        tell(event, **self._labels, **fields)
+        emit(event, **self._labels, **fields)
 
 
 def _outcome_of(error: BaseException, *, has_begun: bool) -> str:

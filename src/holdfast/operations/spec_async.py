@@ -17,7 +17,7 @@ from holdfast.operations.op_context_async import AsyncOpContext
 from holdfast.operations.terms import Function, OperationTerms
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Governed
+    from holdfast.governance.policy import GovernedOperation
     from holdfast.operations.energy import Meter
 
 _END_FIELDS = (
@@ -42,7 +42,7 @@ class AsyncOperationSpec(NamedTuple):
     lease: str | None = None
     """The name of its lease, where that does not follow from its key: in a batch, or in a recovery."""
     lineage: Lineage = NO_LINEAGE
-    governed: Governed | None = None
+    governed: GovernedOperation | None = None
     """The policy and its demands; None when no policy applies."""
     meter: Meter | None = None
     """Estimates the energy of the execution."""

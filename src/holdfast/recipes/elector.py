@@ -303,7 +303,7 @@ class Elector:
                     "elector.changed", INFO, "elector %(elector)r: leading with fence %(fence)d",
                     to="leading", fence=grant.fence, **self._fields(self.holder),
                 )  # fmt: skip
-                telemetry.tell("elector.changed", to="leading")
+                telemetry.emit("elector.changed", to="leading")
                 self._record_leader(self.holder)
             Leadership(self._terms, self._run, grants).serve(work)
             grants.clear()
@@ -488,7 +488,7 @@ class Leadership:
             "elector.changed", INFO, "elector %(elector)r: lost the lease: %(reason)s",
             to="lost", reason=reason, **self._fields,
         )  # fmt: skip
-        telemetry.tell("elector.changed", to="lost")
+        telemetry.emit("elector.changed", to="lost")
 
     def _release(self) -> None:
         self._run.advance(ElectorEvent.WORK_ENDED)
@@ -505,7 +505,7 @@ class Leadership:
             )  # fmt: skip
         else:
             log.event("elector.changed", INFO, "elector %(elector)r: released", to="released", **self._fields)
-            telemetry.tell("elector.changed", to="released")
+            telemetry.emit("elector.changed", to="released")
 
     def _raise_error(self, error: BaseException | None) -> None:
         """Raise what the work raised, unless it was made to stop and that is how it stopped."""

@@ -302,7 +302,7 @@ class AsyncElector:
                     "elector.changed", INFO, "elector %(elector)r: leading with fence %(fence)d",
                     to="leading", fence=grant.fence, **self._fields(self.holder),
                 )  # fmt: skip
-                telemetry.tell("elector.changed", to="leading")
+                telemetry.emit("elector.changed", to="leading")
                 self._record_leader(self.holder)
             await AsyncLeadership(self._terms, self._run, grants).serve(work)
             grants.clear()
@@ -487,7 +487,7 @@ class AsyncLeadership:
             "elector.changed", INFO, "elector %(elector)r: lost the lease: %(reason)s",
             to="lost", reason=reason, **self._fields,
         )  # fmt: skip
-        telemetry.tell("elector.changed", to="lost")
+        telemetry.emit("elector.changed", to="lost")
 
     async def _release(self) -> None:
         self._run.advance(ElectorEvent.WORK_ENDED)
@@ -504,7 +504,7 @@ class AsyncLeadership:
             )  # fmt: skip
         else:
             log.event("elector.changed", INFO, "elector %(elector)r: released", to="released", **self._fields)
-            telemetry.tell("elector.changed", to="released")
+            telemetry.emit("elector.changed", to="released")
 
     def _raise_error(self, error: BaseException | None) -> None:
         """Raise what the work raised, unless it was made to stop and that is how it stopped."""

@@ -28,7 +28,7 @@ from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust, margin
 from holdfast.recipes.guard_terms import LOST, REFUSED, UNPROVEN
 from holdfast.runtime.clock import now
-from holdfast.runtime.exit import Ending
+from holdfast.runtime.exit import MainThreadExit
 from holdfast.runtime.kill_timer import KillTimer
 from holdfast.runtime.log import CRITICAL, INFO, WARNING, logger
 
@@ -80,7 +80,7 @@ class AsyncGuard:
         self._loss: HoldfastError | None = None
         """Why the lease is lost."""
         self._kill_timer: KillTimer | None = None
-        self._ending = Ending()
+        self._ending = MainThreadExit()
         self._resource: AsyncResource | None = None
         self._pid = os.getpid()
 

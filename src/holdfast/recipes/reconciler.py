@@ -163,7 +163,7 @@ class Reconciler:
             self._counts.add(sweeps=1)
             self._counts.set(sweep_seconds=self._swept_at - started)
         log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
-        telemetry.tell("reconciler.swept", seconds=self._swept_at - started)
+        telemetry.emit("reconciler.swept", seconds=self._swept_at - started)
 
     def _sweep_regularly(self, mandate: Mandate) -> None:
         failures = 0
@@ -408,4 +408,4 @@ class Reconciler:
             "reconciler.failed", WARNING, "%(reconciler)s: %(what)s: %(error)s",
             reconciler=repr(self), what=what, error=str(error),
         )  # fmt: skip
-        telemetry.tell("reconciler.failed")
+        telemetry.emit("reconciler.failed")

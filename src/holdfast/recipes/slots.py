@@ -155,7 +155,7 @@ class Slots:
                     pool=self.pool, slot=violation.slot, kind=violation.kind, about=violation.about,
                 )  # fmt: skip
                 self._counts.violations[self.pool, violation.kind] += 1
-                telemetry.tell("slots.violation", kind=violation.kind)
+                telemetry.emit("slots.violation", kind=violation.kind)
         self._counts.in_use[self.pool] = len(in_use)
         return len(in_use)
 

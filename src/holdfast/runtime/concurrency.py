@@ -171,6 +171,7 @@ class CallLock:
 
     def check_free(self) -> None:
         """Unreachable when this thread is inside: a signal handler that interrupted a call would wait for itself."""
+        # private: RLock._is_owned, tested in tests/test_private_names.py
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise Unreachable(_BUSY)
 
@@ -584,7 +585,7 @@ class SharedCounts(Generic[C]):
     def add(self, **more: int) -> None:
         if telemetry.listeners:
             for name, number in more.items():
-                telemetry.tell(self._event, what=name, count=number)
+                telemetry.emit(self._event, what=name, count=number)
         with self._mutex:
             for name, number in more.items():
                 setattr(self._counts, name, getattr(self._counts, name) + number)

@@ -28,6 +28,7 @@ AsyncStopEvent = asyncio.Event
 
 def current_id() -> int:
     """Identifies the caller: its task. 0 outside a loop, where the garbage collector may end a block."""
+    # private: asyncio._get_running_loop, tested in tests/test_private_names.py
     return id(asyncio.current_task()) if asyncio._get_running_loop() is not None else 0
 
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import ClassVar
 
 
-class Ending:
+class MainThreadExit:
     _code: ClassVar[int | None] = None
     """Shared by all instances: the handler may be that of another one in this process."""
 
@@ -27,7 +27,7 @@ class Ending:
             self._ours = True
 
     def begin(self, code: int) -> None:
-        Ending._code = code
+        MainThreadExit._code = code
         if (main := threading.main_thread().ident) is not None:
             signal.pthread_kill(main, signal.SIGTERM)
 

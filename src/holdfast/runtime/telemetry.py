@@ -63,7 +63,7 @@ def _spread() -> None:
         follower.listened(bool(listeners))
 
 
-def tell(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: Any) -> None:
     """Report an event to all listeners. An error in a listener is logged and goes no further."""
     for listener in listeners:
         try:

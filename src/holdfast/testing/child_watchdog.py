@@ -71,7 +71,7 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
-class Watchdog:
+class ChildWatchdog:
     """The server process, its descendants, and whether they have to end."""
 
     def __init__(self, owner: int, command: list[str]) -> None:
@@ -123,7 +123,7 @@ class Watchdog:
 def main(arguments: list[str]) -> int:
     owner, folder, *command = arguments
     _adopt_orphans()
-    watchdog = Watchdog(int(owner), command)
+    watchdog = ChildWatchdog(int(owner), command)
     watchdog.run()
     if folder and watchdog.owner_is_gone:
         import shutil

@@ -530,8 +530,8 @@ class OperationContract:
         assert client.operation(key, max_attempts=1).run(effects.do(2)).attempt == 2, "nothing has failed"
         with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
             client.operations.rollback(key, actor="jane", reason="again")
-        with pytest.raises(ValueError, match="no rollback is registered as 'nobody'"):
-            client.operation(key, rollback="nobody")
+        with pytest.raises(ValueError, match="no rollback is registered as 'missing'"):
+            client.operation(key, rollback="missing")
 
     def test_a_result_that_cannot_be_kept_is_refused_and_never_forgotten(self, connect: Connect, url: str) -> None:
         """The effect has happened by then, and must not happen a second time."""

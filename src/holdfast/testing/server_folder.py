@@ -80,7 +80,7 @@ def _root() -> Path:
     status = root.lstat()
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid in (user.uid, os.geteuid())
     if not is_ours or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(f"{root} must be a folder that user {user.uid} owns and nobody else may enter; remove it")
+        raise PermissionError(f"{root} must be a folder that user {user.uid} owns and no other may enter; remove it")
     user.own(root)
     return root
 

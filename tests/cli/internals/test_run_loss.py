@@ -168,7 +168,7 @@ class Recorder:
         monkeypatch.setattr(run, "Watchdog", self.create_watchdog)
         monkeypatch.setattr(run, "Child", lambda argv: self)
         monkeypatch.setattr(run, "SignalPipe", lambda guard: None)
-        monkeypatch.setattr("holdfast.runtime.kill_timer.DeadMan", lambda: self)
+        monkeypatch.setattr("holdfast.runtime.kill_timer.KillTimer", lambda: self)
 
     def create_watchdog(self, grace: float) -> Recorder:
         self.grace = grace
@@ -236,13 +236,13 @@ def test_term_kill_and_the_kernels_timer_are_set_to_moments_before_the_ttl_ends(
 STOPS = f"""{OFTEN}
 import os, signal
 from holdfast.runtime.clock import now
-from holdfast.runtime.kill_timer import DeadMan
-def ends_at(dead_man, moment, arm=DeadMan.ends_at):
+from holdfast.runtime.kill_timer import KillTimer
+def ends_at(dead_man, moment, arm=KillTimer.ends_at):
     if not os.path.exists(os.environ["STOP"]):
         return arm(dead_man, moment)
     arm(dead_man, now() + 0.5)
     os.kill(os.getpid(), signal.SIGSTOP)
-DeadMan.ends_at = ends_at
+KillTimer.ends_at = ends_at
 """
 """Run before the command line: once the file named STOP is there, holdfast stops as soon as it has set the kernel's
 timer, to half a second later."""

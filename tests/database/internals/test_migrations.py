@@ -18,7 +18,7 @@ import holdfast
 from holdfast.database import migrate
 from holdfast.database.statements import Dialect, Migration, migrations, split, statements
 from holdfast.errors import EngineError, Refused
-from holdfast.operations import chunk
+from holdfast.operations import batch
 from holdfast.testing.lease_contract import refused_after_waiting
 from tests.children import Child
 from tests.cli.command import ask

@@ -187,7 +187,7 @@ def test_an_operator_may_what_a_worker_may_and_the_rest(urls: tuple[str, str], w
 
 
 def test_the_doctor_is_content_with_both(urls: tuple[str, str]) -> None:
-    for url, words in zip(urls, ("is a worker, and leaves audit_begin, ", "and what operators do"), strict=True):
+    for url, words in zip(urls, ("is a worker, and leaves audit_begin, ", "also those for operators"), strict=True):
         with holdfast.Client(url) as client:
             [found] = [each for each in client.examine().findings if each.check == "privileges"]
             assert (found.status, words in found.found) == ("ok", True), found

@@ -345,7 +345,7 @@ def test_whoever_gives_it_back_is_neither_ended_nor_told_over_its_loss(
     before the answer is here, is no reason to stop anything."""
     with holdfast.Client(sqlite_url) as client, client.lease("a", on_lost=on_lost) as grant:
         monkeypatch.setattr("os._exit", lambda _: pytest.fail("it ends the process"))
-        monkeypatch.setattr(client._engine.owner, "tell", lambda on_lost, _: on_lost(grant))
+        monkeypatch.setattr(client._engine.owner, "notify", lambda on_lost, _: on_lost(grant))
         release = grant._release
 
         def late(timeout: float) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.database.statements import Step, statements
+from holdfast.database.statements import StatementStep, statements
 from holdfast.testing import Postgres
 from tests.children import NONE, PATIENCE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
@@ -110,7 +110,9 @@ def test_a_vigil_is_begun_anew_now_and_then(postgres_url: str, monkeypatch: pyte
     known = statements("postgres", "holdfast")
     [step] = known["wait_long"].steps
     monkeypatch.setitem(
-        known._parsed, "wait_long", known["wait_long"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
+        known._parsed,
+        "wait_long",
+        known["wait_long"]._replace(steps=(StatementStep(step.sql.replace("10min", "20ms")),)),
     )
     seen: set[Any] = set()
 

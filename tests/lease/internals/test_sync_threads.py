@@ -36,7 +36,7 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 print("held")
 def look():
-    turn = client._engine._turn
+    turn = client._engine._call_lock
     while turn.try_enter():
         turn.lock.release()
         time.sleep(0.001)
@@ -75,7 +75,7 @@ def slow(either: str) -> Iterator[Slow]:
 
 
 def is_in_a_call(client: Any) -> bool:
-    turn = client._engine._turn
+    turn = client._engine._call_lock
     if turn.try_enter():
         turn.lock.release()
         return False

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.lease.trust import Answer, Step, Trust, after, backoff, budget, margin
+from holdfast.lease.trust import BeatAnswer, BeatStep, Trust, after, backoff, budget, margin
 from holdfast.names import MAX_TTL, MIN_TTL
 
 ttls = st.floats(MIN_TTL, MAX_TTL)
 moments = st.floats(0, 10**7)
 spans = st.floats(0, 2 * MAX_TTL)
-answers = st.sampled_from(Answer)
+answers = st.sampled_from(BeatAnswer)
 conversations = st.lists(st.tuples(answers, spans, spans), max_size=30)
 
 
@@ -40,30 +40,32 @@ def test_margin_leaves_most_of_the_ttl(ttl: float) -> None:
 
 @given(ttls, moments, conversations)
 def test_only_a_renewal_extends_trust(
-    ttl: float, start: float, conversation: list[tuple[Answer, float, float]]
+    ttl: float, start: float, conversation: list[tuple[BeatAnswer, float, float]]
 ) -> None:
     now, trust = start, Trust.granted(ttl, start)
     for answer, pause, wait in conversation:
         asked_at, now = now + pause, now + pause + wait
         step, extended = after(answer, trust, asked_at, now)
-        if answer is not Answer.RENEWED:
+        if answer is not BeatAnswer.RENEWED:
             assert extended == trust
         assert extended.until in (trust.until, Trust.granted(ttl, asked_at).until)
-        if step in (Step.LOST, Step.UNKNOWN):
+        if step in (BeatStep.LOST, BeatStep.UNKNOWN):
             assert extended == trust
             return
         trust = extended
 
 
 @given(ttls, moments, answers, spans, spans)
-def test_once_untrusted_never_trusted_again(ttl: float, start: float, answer: Answer, late: float, wait: float) -> None:
+def test_once_untrusted_never_trusted_again(
+    ttl: float, start: float, answer: BeatAnswer, late: float, wait: float
+) -> None:
     """Somebody may have looked in between and stopped: a renewal that is heard of later must not undo that."""
     trust = Trust.granted(ttl, start)
     now = trust.until + late
     step, extended = after(answer, trust, now - wait, now)
     assert extended == trust
     assert extended.left(now) == 0
-    assert step is (Step.LOST if answer is Answer.LOST else Step.UNKNOWN)
+    assert step is (BeatStep.LOST if answer is BeatAnswer.LOST else BeatStep.UNKNOWN)
 
 
 @given(ttls, moments, st.floats(-MAX_TTL, 0))
@@ -72,24 +74,24 @@ def test_a_renewal_that_took_its_time_does_not_shorten_the_trust_of_a_later_one(
 ) -> None:
     """By hand, say, through a connection that hung, while heartbeats went on."""
     trust = Trust.granted(ttl, asked)
-    assert after(Answer.RENEWED, trust, asked + before, asked) == (Step.KEEP, trust)
+    assert after(BeatAnswer.RENEWED, trust, asked + before, asked) == (BeatStep.KEEP, trust)
 
 
 @given(ttls, moments, spans)
 def test_a_renewal_never_shortens_trust_when_asked_later(ttl: float, start: float, pause: float) -> None:
     trust = Trust.granted(ttl, start)
-    _, extended = after(Answer.RENEWED, trust, start + pause, start + pause)
+    _, extended = after(BeatAnswer.RENEWED, trust, start + pause, start + pause)
     assert extended.until >= trust.until
 
 
 @given(ttls, moments)
 def test_every_answer_in_time_has_its_step(ttl: float, start: float) -> None:
     trust = Trust.granted(ttl, start)
-    steps = {answer: after(answer, trust, start, start)[0] for answer in Answer}
+    steps = {answer: after(answer, trust, start, start)[0] for answer in BeatAnswer}
     assert steps == {
-        Answer.RENEWED: Step.KEEP,
-        Answer.LOST: Step.LOST,
-        Answer.UNKNOWN: Step.RETRY,
+        BeatAnswer.RENEWED: BeatStep.KEEP,
+        BeatAnswer.LOST: BeatStep.LOST,
+        BeatAnswer.UNKNOWN: BeatStep.RETRY,
     }
 
 

@@ -19,7 +19,7 @@ import holdfast
 from holdfast.operations import attempt, own_transaction, own_transaction_async
 from tests.children import eventually
 from tests.interrupts import Interrupt, generated
-from tests.operations.transactions import key, logged, opened, work
+from tests.operations.user_connections import key, logged, opened, work
 from tests.user_connections import Subject, ask
 
 STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))

@@ -19,6 +19,7 @@ from holdfast import MustCreate
 from holdfast.lease.keeper import Keeper
 from holdfast.recipes.shards import Shards
 from holdfast.recipes.shards_async import AsyncShards
+from holdfast.recipes.shards_terms import ShardPlan, shard_of
 from holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver
 from tests.children import PATIENCE, Child, eventually, query
 

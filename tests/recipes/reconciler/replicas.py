@@ -10,7 +10,7 @@ from typing import Any
 
 import holdfast
 from holdfast import MustCreate
-from holdfast.testing.yard import AsyncYard, Yard
+from holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver
 from tests.children import PATIENCE, eventually
 
 SLOW: dict[str, Any] = {"ttl": 3600.0, "renew_every": 600.0, "retry_every": 600.0}
@@ -21,7 +21,7 @@ Hook = Callable[..., object]
 class Replica:
     """An elector that runs a reconciler, in a thread, of either flavour."""
 
-    def __init__(self, url: str, yard: Yard, flavour: str, elector: dict[str, Any] | None = None, **options: Any):
+    def __init__(self, url: str, yard: FakeDriver, flavour: str, elector: dict[str, Any] | None = None, **options: Any):
         self.ready = threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         options = {"sweep_every": NEVER, "grace": NEVER} | options
@@ -38,18 +38,18 @@ class Replica:
         except BaseException as error:
             self.error = error
 
-    def _sync(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
+    def _sync(self, url: str, yard: FakeDriver, elector: dict[str, Any], options: dict[str, Any]) -> None:
         with holdfast.Client(url) as client:
             self.reconciler: Any = client.reconciler("box", yard, **options)
             self.elector: Any = client.elector("reconciler", **elector)
             self.ready.set()
             self.elector.run(self.reconciler.run)
 
-    def _async(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
+    def _async(self, url: str, yard: FakeDriver, elector: dict[str, Any], options: dict[str, Any]) -> None:
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
             async with holdfast.AsyncClient(url) as client:
-                self.reconciler = client.reconciler("box", AsyncYard(yard), **options)
+                self.reconciler = client.reconciler("box", AsyncFakeDriver(yard), **options)
                 self.elector = client.elector("reconciler", **elector)
                 self.ready.set()
                 await self.elector.run(self.reconciler.run)
@@ -81,7 +81,7 @@ class Replica:
 
 
 @contextmanager
-def running(place: tuple[str, str], yard: Yard, **options: Any) -> Iterator[Replica]:
+def running(place: tuple[str, str], yard: FakeDriver, **options: Any) -> Iterator[Replica]:
     replica = Replica(place[0], yard, place[1], **options)
     try:
         yield replica

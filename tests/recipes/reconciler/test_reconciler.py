@@ -12,12 +12,12 @@ import pytest
 
 import holdfast
 from holdfast import MatchVersion
-from holdfast.testing.yard import Yard
+from holdfast.testing.fake_driver import FakeDriver
 from tests.children import Child, eventually
 from tests.recipes.reconciler.replicas import Records, fail, running
 
 
-def test_events_take_a_record_through_its_phases(place: tuple[str, str], yard: Yard, records: Records) -> None:
+def test_events_take_a_record_through_its_phases(place: tuple[str, str], yard: FakeDriver, records: Records) -> None:
     """By the watch alone: the sweep would come in a day. What is not its own it leaves as it is."""
     records.make("b-1", spec={"argv": ["true"]})
     yard.put("b-1", None)
@@ -42,18 +42,18 @@ def test_events_take_a_record_through_its_phases(place: tuple[str, str], yard: Y
         assert (counts.events, counts.errors, counts.conflicts, counts.watching) == (4, 0, 0, True)
 
 
-def test_it_sweeps_every_minute_and_an_orphan_has_five_unless_told_otherwise(sqlite_url: str, yard: Yard) -> None:
+def test_it_sweeps_every_minute_and_an_orphan_has_five_unless_told_otherwise(sqlite_url: str, yard: FakeDriver) -> None:
     terms = holdfast.Client(sqlite_url).reconciler("box", yard)._terms
     assert (terms.sweep_every, terms.grace) == (60.0, 300.0)
 
 
-def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: Yard, records: Records) -> None:
+def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: FakeDriver, records: Records) -> None:
     records.make("b-1")
     yard.put("b-1")
     started = time.monotonic()
     with running(place, yard, sweep_every=0.05) as replica:
         records.becomes("b-1", "Ready")
-        yard.put("b-1", False, terminal=True, tell=False)
+        yard.put("b-1", False, terminal=True, publish=False)
         records.becomes("b-1", "Error")
         eventually(lambda: replica.counts.written == 2, "its own answer has come, too, and is counted")
         sweeps = replica.counts.sweeps
@@ -63,19 +63,21 @@ def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: Yard, r
         assert 0 <= replica.counts.swept_ago < time.monotonic() - started
 
 
-def test_a_session_must_be_there_before_a_record_is_ready(place: tuple[str, str], yard: Yard, records: Records) -> None:
+def test_a_session_must_be_there_before_a_record_is_ready(
+    place: tuple[str, str], yard: FakeDriver, records: Records
+) -> None:
     there: set[str] = set()
     records.make("b-1")
     yard.put("b-1")
     with running(place, yard, session_present=there.__contains__):
         records.becomes("b-1", "Provisioning")
         there.add("b-1")
-        yard.tell("status", "b-1")
+        yard.publish("status", "b-1")
         records.becomes("b-1", "Ready")
 
 
 def test_an_orphan_goes_after_the_grace_and_one_whose_backend_comes_back_stays(
-    place: tuple[str, str], yard: Yard, records: Records
+    place: tuple[str, str], yard: FakeDriver, records: Records
 ) -> None:
     for id in ("gone", "back"):
         records.make(id)
@@ -84,14 +86,14 @@ def test_an_orphan_goes_after_the_grace_and_one_whose_backend_comes_back_stays(
     with running(place, yard, sweep_every=0.05, grace=grace) as replica:
         records.becomes("gone", "Ready")
         records.becomes("back", "Ready")
-        yard.remove("back", tell=False)
+        yard.remove("back", publish=False)
         eventually(lambda: "missing_since" in records.status("back"), "it is seen to be missing")
         yard.remove("gone")
         eventually(lambda: "missing_since" in records.status("gone"), "it is seen to be missing")
         sweeps = replica.counts.sweeps
         eventually(lambda: replica.counts.sweeps > sweeps + 1, "two more sweeps")
         assert records.phase("gone") == "Ready", "nothing else is said before the grace is over"
-        yard.put("back", tell=False)
+        yard.put("back", publish=False)
         records.objects.update("box", "gone", lambda record: missing_for(record.payload, grace))
         records.becomes("gone", None)
         eventually(lambda: replica.counts.removed == 1, "it is counted")
@@ -106,7 +108,7 @@ def missing_for(payload: Any, seconds: float) -> Any:
 
 
 def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
-    place: tuple[str, str], yard: Yard, records: Records
+    place: tuple[str, str], yard: FakeDriver, records: Records
 ) -> None:
     """The list of the driver is older than what the handler knew when it wrote."""
     old = records.make("b-1", by="handler")
@@ -132,7 +134,7 @@ def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
 
 
 def test_each_record_is_asked_for_again_before_it_is_changed(
-    place: tuple[str, str], yard: Yard, records: Records
+    place: tuple[str, str], yard: FakeDriver, records: Records
 ) -> None:
     """The list says: not ready, and: not there. By the time it is that record's turn, both are wrong."""
     yard.before_watch = fail
@@ -141,7 +143,7 @@ def test_each_record_is_asked_for_again_before_it_is_changed(
     yard.put("changed", None)
 
     def change(id: str) -> None:
-        yard.put(id, True, tell=False)
+        yard.put(id, True, publish=False)
 
     yard.before_get = change
     with running(place, yard):
@@ -151,7 +153,7 @@ def test_each_record_is_asked_for_again_before_it_is_changed(
     assert all("missing_since" not in records.status(id) for id in versions)
 
 
-def test_a_lost_race_is_read_again_and_decided_anew(place: tuple[str, str], yard: Yard, records: Records) -> None:
+def test_a_lost_race_is_read_again_and_decided_anew(place: tuple[str, str], yard: FakeDriver, records: Records) -> None:
     """A handler asks for its deletion between our reading and our writing: that stays, and is built upon."""
     created = records.make("b-1")
     with running(place, yard) as replica:
@@ -174,7 +176,7 @@ def test_a_lost_race_is_read_again_and_decided_anew(place: tuple[str, str], yard
 
 
 def test_handlers_watch_and_sweep_of_one_process_take_turns(
-    place: tuple[str, str], yard: Yard, records: Records
+    place: tuple[str, str], yard: FakeDriver, records: Records
 ) -> None:
     """While a handler has a record, neither watch nor sweep touches it, and other records do not wait."""
     for id in ("mine", "other"):
@@ -191,20 +193,20 @@ def test_handlers_watch_and_sweep_of_one_process_take_turns(
         records.becomes("mine", "Ready")
 
 
-def test_platform_events_are_told_and_changenothing(place: tuple[str, str], yard: Yard, records: Records) -> None:
+def test_platform_events_are_told_and_changenothing(place: tuple[str, str], yard: FakeDriver, records: Records) -> None:
     records.make("b-1")
     events: list[Any] = []
     with running(place, yard, on_event=events.append) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
         version = records.objects.get("box", "b-1").version  # type: ignore[union-attr]
-        yard.tell("platform", "b-1", "OutOfMemory")
+        yard.publish("platform", "b-1", "OutOfMemory")
         eventually(lambda: events, "it is told")
         assert (events[0].kind, events[0].id, events[0].reason) == ("platform", "b-1", "OutOfMemory")
         assert records.objects.get("box", "b-1").version == version  # type: ignore[union-attr]
 
 
 def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
-    place: tuple[str, str], yard: Yard, records: Records
+    place: tuple[str, str], yard: FakeDriver, records: Records
 ) -> None:
     """The lease goes between its asking the driver and its writing: the database refuses the write, and the removal."""
     records.make("b-1")
@@ -237,11 +239,11 @@ def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
 REPLICA = """
 import asyncio, sys, holdfast
 from pathlib import Path
-from holdfast.testing.yard import AsyncYard, Yard
+from holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver
 
 async def main(url, folder, ttl):
     async with holdfast.AsyncClient(url) as client:
-        reconciler = client.reconciler("box", AsyncYard(Yard(Path(folder))), sweep_every=0.1, grace=60.0)
+        reconciler = client.reconciler("box", AsyncFakeDriver(FakeDriver(Path(folder))), sweep_every=0.1, grace=60.0)
         async def work(term):
             print("leading", flush=True)
             await reconciler.run(term)
@@ -256,7 +258,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_after_the_holder_is_gone_the_standby_sweeps_on(
-    postgres_url: str, yard: Yard, tmp_path: Path, number: signal.Signals
+    postgres_url: str, yard: FakeDriver, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Expiry, standby, sweep: nothing else tells it what has changed meanwhile."""
     records = Records(postgres_url)
@@ -268,12 +270,12 @@ def test_after_the_holder_is_gone_the_standby_sweeps_on(
         with Child(REPLICA, postgres_url, tmp_path, 1.0) as second:
             second.expect("ready")
             first.signal(number)
-            yard.put("b-1", False, terminal=True, tell=False)
+            yard.put("b-1", False, terminal=True, publish=False)
             second.expect("leading")
             records.becomes("b-1", "Error")
 
 
-def test_a_graceful_end_hands_the_sweep_over_at_once(either: str, yard: Yard, tmp_path: Path) -> None:
+def test_a_graceful_end_hands_the_sweep_over_at_once(either: str, yard: FakeDriver, tmp_path: Path) -> None:
     """With a TTL of ten minutes nothing but the release itself can be why."""
     records = Records(either)
     records.make("b-1")
@@ -284,5 +286,5 @@ def test_a_graceful_end_hands_the_sweep_over_at_once(either: str, yard: Yard, tm
             first.signal(signal.SIGTERM)
             first.expect("over")
             second.expect("leading")
-            yard.put("b-1", tell=False)
+            yard.put("b-1", publish=False)
             records.becomes("b-1", "Ready")

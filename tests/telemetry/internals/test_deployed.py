@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import holdfast.telemetry
 from holdfast.cli.app import app
 from holdfast.integrations.prometheus import export
-from holdfast.runtime.telemetry import register, tell
+from holdfast.runtime.telemetry import emit, register
 from tests.cli.command import ROOT
 
 BOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/holdfast.json").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def series() -> dict[str, Labels]:
         for each in holdfast.telemetry.METRICS:
             if each.event:
                 values = {other.value: 1.0 for other in holdfast.telemetry.BY_EVENT[each.event] if other.value}
-                tell(each.event, **values)
+                emit(each.event, **values)
         families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     finally:
         stop()

@@ -17,7 +17,7 @@ import holdfast
 from holdfast import telemetry
 from holdfast.integrations.opentelemetry import instrument
 from holdfast.integrations.prometheus import export
-from holdfast.runtime.telemetry import tell
+from holdfast.runtime.telemetry import emit
 
 
 def happen(url: str) -> None:
@@ -127,12 +127,12 @@ def test_a_listener_that_is_given_twice_is_ended_one_by_one() -> None:
         told.append(event)
 
     first, second = telemetry.listen(hear), telemetry.listen(hear)
-    tell("a")
+    emit("a")
     first()
     first()
-    tell("b")
+    emit("b")
     second()
-    tell("c")
+    emit("c")
     assert told == ["a", "a", "b"]
 
 
@@ -172,7 +172,7 @@ def test_however_many_datasets_are_made_up_there_are_no_more_series_than_asked_f
     stops = [export(registry, most=3), instrument(meter_provider=MeterProvider([reader]), most=3)]
     for number in (0, 1, 0, 2, 3, 4, 5, 1):
         labels = {"pipeline": "etl", "task": "load", "dataset_id": f"of-user-{number}", "operation_type": "upsert"}
-        tell("operation.replayed", **labels, sovereignty_event=True)
+        emit("operation.replayed", **labels, sovereignty_event=True)
     shown = generate_latest(registry).decode()
     for stop in stops:
         stop()

@@ -14,7 +14,6 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
-from holdfast.lineage import relay_terms as decisions
 from holdfast.testing.fake_driver import FakeDriver
 from tests.children import PATIENCE, eventually
 from tests.lineage.recording_sink import RecordingSink

@@ -75,7 +75,7 @@ def _leader(snapshot: Snapshot) -> Iterator[PageProblem]:
     if snapshot.elector and not snapshot.trouble and all(lease.name != snapshot.elector for lease in snapshot.leases):
         remedy = "A standby takes over by itself. If none does: does a replica run, and is it ready (/readyz)?"
         subject = Subject(snapshot.elector, "has no holder")
-        yield PageProblem("critical", "Nobody leads", [subject], 0, remedy, "leaders")
+        yield PageProblem("critical", "There is no leader", [subject], 0, remedy, "leaders")
 
 
 def _heartbeats(snapshot: Snapshot) -> Iterator[PageProblem]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import MustCreate
-from holdfast.testing.yard import Yard
+from holdfast.testing.fake_driver import FakeDriver
 from tests.children import PATIENCE, eventually, pass_time, query, until
 from tests.recipes.reconciler.replicas import Records, fail, nothing, running
 
@@ -29,10 +29,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"holdfast.recipes.reconciler{flavour}.DRIVER_TIMEOUT", HANGS)
 
 
-def make(records: Records, yard: Yard, *ids: str) -> None:
+def make(records: Records, yard: FakeDriver, *ids: str) -> None:
     for id in ids:
         records.make(id)
-        yard.put(id, tell=False)
+        yard.put(id, publish=False)
 
 
 def numbered(letter: str, count: int) -> list[str]:
@@ -41,7 +41,7 @@ def numbered(letter: str, count: int) -> list[str]:
 
 @pytest.mark.usefixtures("pauses")
 def test_records_that_fail_do_not_stop_the_sweep(
-    place: Place, yard: Yard, records: Records, caplog: pytest.LogCaptureFixture
+    place: Place, yard: FakeDriver, records: Records, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Far more of them in a row than are under way at a time, and the driver is well: the others get their turn."""
     broken, well = numbered("b", 40), numbered("w", 5)
@@ -69,7 +69,7 @@ def test_records_that_fail_do_not_stop_the_sweep(
             records.becomes(id, "Ready")
 
 
-def test_an_answer_for_another_record_is_none_for_this_one(place: Place, yard: Yard, records: Records) -> None:
+def test_an_answer_for_another_record_is_none_for_this_one(place: Place, yard: FakeDriver, records: Records) -> None:
     make(records, yard, "a", "b")
     (yard.folder / "a").write_text((yard.folder / "b").read_text())
     with running(place, yard) as replica:
@@ -79,7 +79,7 @@ def test_an_answer_for_another_record_is_none_for_this_one(place: Place, yard: Y
 
 
 def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(
-    place: Place, yard: Yard, records: Records, pauses: list[int]
+    place: Place, yard: FakeDriver, records: Records, pauses: list[int]
 ) -> None:
     make(records, yard, "b-1")
     yard.before_list = yard.before_watch = fail
@@ -97,7 +97,7 @@ def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(
 
 @pytest.mark.usefixtures("pauses")
 def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(
-    place: Place, yard: Yard, records: Records
+    place: Place, yard: FakeDriver, records: Records
 ) -> None:
     """The sweep does not ask it for one record after the other meanwhile, and goes on when it is back."""
     ids = numbered("b", 40)
@@ -119,7 +119,7 @@ def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(
         assert replica.counts.sweeps_abandoned == 0
 
 
-def wait_for_others(yard: Yard, most: int) -> Callable[[str], None]:
+def wait_for_others(yard: FakeDriver, most: int) -> Callable[[str], None]:
     """A hook in which each waits until as many are inside as there may be; and the first of them for one too many."""
     first = iter(range(most))
 
@@ -132,7 +132,7 @@ def wait_for_others(yard: Yard, most: int) -> Callable[[str], None]:
 
 
 @pytest.mark.usefixtures("patient")
-def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, records: Records) -> None:
+def test_no_more_records_are_under_way_than_allowed(place: Place, yard: FakeDriver, records: Records) -> None:
     ids = numbered("b", 15)
     make(records, yard, *ids)
     yard.before_watch, yard.took = fail, 0.005
@@ -144,7 +144,7 @@ def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, re
 
 
 @pytest.mark.usefixtures("patient")
-def test_of_many_events_no_more_are_worked_on_than_allowed(place: Place, yard: Yard, records: Records) -> None:
+def test_of_many_events_no_more_are_worked_on_than_allowed(place: Place, yard: FakeDriver, records: Records) -> None:
     ids = numbered("b", 15)
     make(records, yard, *ids)
     with running(place, yard, concurrency=3) as replica:
@@ -189,7 +189,7 @@ class Sessions:
 
 
 @pytest.mark.usefixtures("patient")
-def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard: Yard, records: Records) -> None:
+def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard: FakeDriver, records: Records) -> None:
     ids, sessions = numbered("b", 15), Sessions(4)
     make(records, yard, *ids)
     yard.before_watch = fail
@@ -201,7 +201,7 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
 
 
 def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_than_so_much(
-    place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place, yard: FakeDriver, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("holdfast.runtime.concurrency.MAX_NOTICES", 3)
     make(records, yard, "b-1")
@@ -218,10 +218,10 @@ def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_th
     hook: Callable[[Any], Any] = on_a_loop if place[1] == "async" else blocking
     with running(place, yard, on_event=hook) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
-        yard.tell("platform", "b-1", "first")
+        yard.publish("platform", "b-1", "first")
         eventually(lambda: reasons, "it is told")
         for number in range(5):
-            yard.tell("platform", "b-1", f"then {number}")
+            yard.publish("platform", "b-1", f"then {number}")
         yard.put("b-1", False, terminal=True)
         records.becomes("b-1", "Error")
         assert replica.counts.untold == 2
@@ -232,7 +232,7 @@ def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_th
 
 
 def test_what_never_returns_holds_up_nobody_else(
-    place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place, yard: FakeDriver, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first list, one record of the driver's and one of the hook's, where one at a time is under way. Then each of
     them returns after all."""
@@ -275,7 +275,7 @@ def test_what_never_returns_holds_up_nobody_else(
 
 
 def test_what_never_returns_does_not_hold_up_the_end(
-    sqlite_url: str, yard: Yard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, yard: FakeDriver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver has ten minutes here for an answer: whoever is to stop does not, and it is nobody's failure. A task is
     cancelled, a thread has to look."""
@@ -298,7 +298,7 @@ def test_what_never_returns_does_not_hold_up_the_end(
 
 
 def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(
-    place: Place, yard: Yard, records: Records
+    place: Place, yard: FakeDriver, records: Records
 ) -> None:
     make(records, yard, "a", "b", "c")
 
@@ -313,7 +313,7 @@ def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(
         assert replica.counts.errors >= 1
 
 
-def test_events_of_one_record_that_pile_up_hold_up_no_other(place: Place, yard: Yard, records: Records) -> None:
+def test_events_of_one_record_that_pile_up_hold_up_no_other(place: Place, yard: FakeDriver, records: Records) -> None:
     """As many as may be under way, and more, all of one record at which a handler is: what they say is one thing."""
     make(records, yard, "busy", "other")
     with running(place, yard, concurrency=2) as replica:
@@ -331,7 +331,7 @@ def test_events_of_one_record_that_pile_up_hold_up_no_other(place: Place, yard: 
 
 
 def test_a_clock_that_went_back_does_not_make_a_sweep_leave_records_alone(
-    place: Place, yard: Yard, records: Records
+    place: Place, yard: FakeDriver, records: Records
 ) -> None:
     """They were updated an hour from now, by the clock as it was then: what counts is the version."""
     make(records, yard, "b-1")
@@ -350,12 +350,12 @@ def test_a_clock_that_went_back_does_not_make_a_sweep_leave_records_alone(
 
 
 def test_a_record_that_cannot_be_written_spoils_no_other_that_is_written_with_it(
-    place: Place, yard: Yard, records: Records
+    place: Place, yard: FakeDriver, records: Records
 ) -> None:
     """One whose driver says more than a record can hold, and one that a handler has just changed."""
     ids = numbered("b", 12)
     make(records, yard, *ids)
-    yard.put("b-05", tell=False, details={"log": "x" * (1 << 20)})
+    yard.put("b-05", publish=False, details={"log": "x" * (1 << 20)})
     yard.before_watch = fail
     once = iter([True])
 

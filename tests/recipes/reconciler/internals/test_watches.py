@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.yard import AsyncYard, Yard
+from holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver
 from tests.children import PATIENCE, eventually
 from tests.recipes.reconciler.replicas import running
 
 
 def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_longer(
-    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, yard: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time it begins all is swept: this must not be once a second for as long as the driver is so."""
     pauses: list[float] = []
@@ -63,7 +63,7 @@ class Unclosable:
 
 
 def test_a_watch_that_cannot_be_closed_is_begun_again_like_another(
-    place: tuple[str, str], yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: tuple[str, str], yard: FakeDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun: list[Unclosable] = []
 
@@ -71,7 +71,7 @@ def test_a_watch_that_cannot_be_closed_is_begun_again_like_another(
         begun.append(Unclosable())
         return begun[-1]
 
-    for driver in (Yard, AsyncYard):
+    for driver in (FakeDriver, AsyncFakeDriver):
         monkeypatch.setattr(driver, "watch", watch)
     with running(place, yard, sweep_every=0.05):
         eventually(lambda: len(begun) > 2, "it goes on")
@@ -80,7 +80,7 @@ def test_a_watch_that_cannot_be_closed_is_begun_again_like_another(
 
 
 def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_this(
-    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, yard: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocking flavour leaves a thread waiting in the driver until that says something."""
     waits, continues, ended, goes_on = (threading.Event() for _ in range(4))
@@ -119,7 +119,7 @@ def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_thi
 
 
 def test_a_call_of_the_driver_that_was_cancelled_from_within_is_one_that_failed(
-    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, yard: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As some clients raise it when their channel is closed. Nobody has cancelled us, and we go on."""
     cancelled: list[str] = []
@@ -133,8 +133,8 @@ def test_a_call_of_the_driver_that_was_cancelled_from_within_is_one_that_failed(
         cancelled.append("watch")
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(AsyncYard, "list", listed)
-    monkeypatch.setattr(AsyncYard, "watch", watch)
+    monkeypatch.setattr(AsyncFakeDriver, "list", listed)
+    monkeypatch.setattr(AsyncFakeDriver, "watch", watch)
     with running((sqlite_url, "async"), yard, sweep_every=0.05) as replica:
         eventually(lambda: min(map(cancelled.count, ("list", "watch"))) > 2, "both are asked again")
         assert "not by holdfast" in replica.counts.last_error
