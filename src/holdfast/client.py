@@ -408,7 +408,7 @@ class Client:
         engine = self._engine
         if engine.closed:
             return
-        locks = self._locks if engine.era == forks.era else None  # those of a parent are not ours to release
+        was_forked = engine.era != forks.era
         engine.notice_fork()
         for resource in engine.resources:
             resource.check()
@@ -422,8 +422,8 @@ class Client:
                 resource.leave()
             engine.closing = True  # its grants are lost from here on, whatever the database knows yet
             try:
-                if locks is not None:
-                    locks.close()
+                if self._locks is not None and not was_forked:  # those of a parent are not ours to release
+                    self._locks.close()
                 for resource in list(engine.resources):
                     resource.release()
             finally:

@@ -409,7 +409,7 @@ class AsyncClient:
         engine = self._engine
         if engine.closed:
             return
-        locks = self._locks if engine.era == forks.era else None  # those of a parent are not ours to release
+        was_forked = engine.era != forks.era
         engine.notice_fork()
         for resource in engine.resources:
             resource.check()
@@ -423,8 +423,8 @@ class AsyncClient:
                 resource.leave()
             engine.closing = True  # its grants are lost from here on, whatever the database knows yet
             try:
-                if locks is not None:
-                    await locks.close()
+                if self._locks is not None and not was_forked:  # those of a parent are not ours to release
+                    await self._locks.close()
                 for resource in list(engine.resources):
                     await resource.release()
             finally:
