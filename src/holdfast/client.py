@@ -410,7 +410,7 @@ class Client:
             return
         was_forked = engine.era != forks.era
         engine.notice_fork()
-        for resource in engine.resources:
+        for resource in list(engine.resources):  # copies: other threads may register meanwhile
             resource.check()
         try:
             for resource in list(engine.resources):
@@ -418,16 +418,18 @@ class Client:
             for resource in list(engine.resources):
                 resource.wait()
         finally:
-            for resource in list(engine.resources):
-                resource.leave()
-            engine.closing = True  # its grants are lost from here on, whatever the database knows yet
             try:
-                if self._locks is not None and not was_forked:  # those of a parent are not ours to release
-                    self._locks.close()
                 for resource in list(engine.resources):
-                    resource.release()
+                    resource.leave()
             finally:
-                engine.close()
+                engine.closing = True  # its grants are lost from here on, whatever the database knows yet
+                try:
+                    if self._locks is not None and not was_forked:  # those of a parent are not ours to release
+                        self._locks.close()
+                    for resource in list(engine.resources):
+                        resource.release()
+                finally:
+                    engine.close()
 
     def __enter__(self) -> Self:
         return self

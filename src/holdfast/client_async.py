@@ -411,7 +411,7 @@ class AsyncClient:
             return
         was_forked = engine.era != forks.era
         engine.notice_fork()
-        for resource in engine.resources:
+        for resource in list(engine.resources):  # copies: other threads may register meanwhile
             resource.check()
         try:
             for resource in list(engine.resources):
@@ -419,16 +419,18 @@ class AsyncClient:
             for resource in list(engine.resources):
                 await resource.wait()
         finally:
-            for resource in list(engine.resources):
-                resource.leave()
-            engine.closing = True  # its grants are lost from here on, whatever the database knows yet
             try:
-                if self._locks is not None and not was_forked:  # those of a parent are not ours to release
-                    await self._locks.close()
                 for resource in list(engine.resources):
-                    await resource.release()
+                    resource.leave()
             finally:
-                await engine.close()
+                engine.closing = True  # its grants are lost from here on, whatever the database knows yet
+                try:
+                    if self._locks is not None and not was_forked:  # those of a parent are not ours to release
+                        await self._locks.close()
+                    for resource in list(engine.resources):
+                        await resource.release()
+                finally:
+                    await engine.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -147,7 +147,7 @@ class Background:
 
     def wake_by(self, when: float) -> None:
         """The thread must not sleep beyond ``when``."""
-        if self._thread is None or when < self._asleep_until:
+        if self._thread is None or not self._thread.is_alive() or when < self._asleep_until:
             self.wake()
 
     def wake(self) -> None:

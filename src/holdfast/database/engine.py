@@ -104,6 +104,7 @@ class Engine(ABC):
         )
 
     def register(self, resource: Resource) -> Resource:
+        self.notice_fork()  # first: what a forked child registers must not go with what its parent has
         self.resources[resource] = None
         return resource
 
@@ -113,6 +114,7 @@ class Engine(ABC):
     def state(self, kind: Callable[[Engine], S]) -> S:
         """The one object of class ``kind`` that belongs to this engine, made on first use; a forked child starts
         without it. This is where the nouns keep what they have to remember for a client."""
+        self.notice_fork()
         return cast("S", self._state.get(kind) or self._state.setdefault(kind, kind(self)))
 
     @property

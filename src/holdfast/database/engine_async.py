@@ -103,6 +103,7 @@ class AsyncEngine(ABC):
         )
 
     def register(self, resource: AsyncResource) -> AsyncResource:
+        self.notice_fork()  # first: what a forked child registers must not go with what its parent has
         self.resources[resource] = None
         return resource
 
@@ -112,6 +113,7 @@ class AsyncEngine(ABC):
     def state(self, kind: Callable[[AsyncEngine], S]) -> S:
         """The one object of class ``kind`` that belongs to this engine, made on first use; a forked child starts
         without it. This is where the nouns keep what they have to remember for a client."""
+        self.notice_fork()
         return cast("S", self._state.get(kind) or self._state.setdefault(kind, kind(self)))
 
     @property

@@ -346,10 +346,10 @@ def keepers_of(database: Database) -> list[Keeper]:
 
 
 def _create(database: Database, brittle: bool) -> Keeper:
-    """In one step and without a lock, because a signal handler may want it at the same moment."""
+    """Under the lock of the background thread, which is reentrant: a signal handler may want a keeper, too."""
     background = background_of(database, brittle=brittle)
-    keeper = _keepers.setdefault((database, brittle), Keeper(background))
-    background.heartbeat = keeper
+    with background.lock:
+        keeper = background.heartbeat = _keepers.setdefault((database, brittle), Keeper(background))
     telemetry.register(keeper)
     return keeper
 

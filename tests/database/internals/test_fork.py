@@ -351,3 +351,25 @@ def test_an_event_loop_closed_without_close_frees_its_leases_within_the_ttl(eith
     asyncio.run(forget())
     with holdfast.Client(either) as other:
         other.lease("a", ttl=60, timeout=PATIENCE).acquire().release()
+
+
+_REGISTERS = """
+import os, sys, holdfast
+from holdfast.database.engine import Resource
+client = holdfast.Client(sys.argv[1])
+client.leases.list()
+child = os.fork()
+if child == 0:
+    client._engine.register(Resource(stop=lambda: print("stopped", flush=True)))
+    client.leases.list()
+    client.close()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_what_a_child_registers_before_its_first_call_is_ended_with_its_client(either: str) -> None:
+    """As an elector does: its work is stopped before its lease is released."""
+    with Child(_REGISTERS, either) as parent:
+        parent.expect("stopped")
+        assert parent.wait() == 0
