@@ -37,7 +37,7 @@ Asked = tuple[str, str, str, Any]
 
 def gateway(place: Place) -> list[Result]:
     """Reads and writes of hooks and sandboxes by 1, 8 and 32 clients, on one replica and on three; the lock's share."""
-    clients, fleets, seconds = ((1, 2), (2,), 0.1) if place.effort.quick else (CLIENTS, REPLICAS, SECONDS)
+    clients, fleets, seconds = ((1, 2), (1,), 0.1) if place.effort.quick else (CLIENTS, REPLICAS, SECONDS)
     found: dict[tuple[str, int, int], _Round] = {}
     crowded: dict[int, _Round] = {}
     with unpinned(), _Fleet(place) as fleet, _Load(seconds) as load:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -62,11 +60,11 @@ def test_variables_are_named_by_what_they_hold() -> None:
 
 def test_sentences_have_a_subject() -> None:
     vague = [
-        f"{name}:{token.start[0]}"
+        f"{name}:{number}"
         for name, text in sources().items()
         if name != UNIX_USER
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type in (tokenize.COMMENT, tokenize.STRING) and ANYBODY.search(token.string)
+        for number, line in enumerate(text.splitlines(), 1)
+        if ANYBODY.search(line)
     ]
     assert not vague
 

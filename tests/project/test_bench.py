@@ -26,7 +26,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     "tables",
     [
         {
-            "sqlite": "pair, SQLite", "refused": "refused, SQLite", "heartbeat": "heartbeat, in the keeper",
+            "refused": "refused, SQLite", "heartbeat": "heartbeat, in the keeper",
             "pair": "pair, fsync on", "handover": "hand-over", "objects": "put_if, SQLite", "sweep": "sweep",
         },
         {

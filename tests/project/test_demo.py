@@ -20,7 +20,10 @@ from tests.children import HANG
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 pytestmark = pytest.mark.timeout(900)  # it may be run again
-ENGINES = pytest.mark.parametrize("options", [[], ["--postgres"]], ids=["sqlite", "postgres"])
+ENGINES = pytest.mark.parametrize(
+    "options",
+    [pytest.param([], id="sqlite"), pytest.param(["--postgres"], id="postgres", marks=pytest.mark.realtime)],
+)
 
 
 @pytest.fixture
@@ -91,8 +94,8 @@ def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: li
 
 @pytest.mark.parametrize(
     ("options", "moment"),
-    [([], "holdfast"), (["--postgres"], "4."), (["--gateway"], "3.")],
-    ids=["sqlite-starting", "postgres-paused", "sqlite-serving"],
+    [([], "holdfast"), (["--postgres"], "4.")],
+    ids=["sqlite-starting", "postgres-paused"],
 )
 def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str, folder: Path) -> None:
     for _ in range(5):  # until it is hit: a test that was held up may find that it is over

@@ -74,7 +74,7 @@ def _template(binaries: Binaries) -> Path:
 def _root() -> Path:
     """The folder of all folders. Raises PermissionError if another user owns it or may write to it."""
     user = server_user()
-    root = Path(_temporary_folder(), f"holdfast-postgres-{user.uid}")
+    root = Path(temporary_folder(), f"holdfast-postgres-{user.uid}")
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
     status = root.lstat()
@@ -85,7 +85,8 @@ def _root() -> Path:
     return root
 
 
-def _temporary_folder() -> str:
+def temporary_folder() -> str:
+    """Where temporary files lie: in memory if it has enough space."""
     if "TMPDIR" not in os.environ:
         with contextlib.suppress(OSError):
             if shutil.disk_usage(_MEMORY).free >= _ENOUGH_BYTES:
