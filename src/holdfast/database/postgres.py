@@ -1,21 +1,204 @@
-"""A blocking PostgreSQL session: send, poll with a deadline, read.
+"""PostgreSQL sessions: connecting, sending a named statement, decoding its answer, and the meaning of errors.
 
-It waits in ``poll`` and not in libpq, so Ctrl-C interrupts at once and every call ends in time.
+A connection made here is used through libpq's ``pgconn`` alone, never through psycopg's own connection API. The
+blocking session waits in ``poll`` and not in libpq, so Ctrl-C interrupts at once and every call ends in time;
+``postgres_async`` has the one for asyncio. Host names are resolved within a time limit: libpq would wait for the
+resolver without one.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import select
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
-from psycopg import OperationalError, pq
+from psycopg import OperationalError, ProgrammingError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
+from psycopg.errors import error_from_result
 
-from holdfast.database.pgconn import PostgresConnection, connect
 from holdfast.database.sessions import Row, session_class
+from holdfast.database.statements import Statement, statements
 from holdfast.database.url import Database
-from holdfast.errors import Refused, Unanswered, Unreachable
+from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.runtime import forks
 from holdfast.runtime.clock import now
+
+_DECODE: dict[int, Callable[[bytes], Any]] = {
+    16: b"t".__eq__, 20: int, 21: int, 23: int, 700: float, 701: float, 1700: float,
+}  # fmt: skip
+
+Columns = list[tuple[str, Callable[[bytes], Any]]]
+
+# The statement did not run, and the session is over: a restart, a shutdown, a primary that was demoted.
+_GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
+_PREPARED_UNSAFE = frozenset({"26000", "42P05"})
+
+
+def encode(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if value is True or value is False:
+        return b"t" if value else b"f"
+    if isinstance(value, str):  # not str(value): that of an Enum member is its name
+        return value.encode()
+    return (json.dumps(value) if isinstance(value, dict | list) else str(value)).encode()
+
+
+def columns(result: pq.abc.PGresult) -> Columns:
+    """The columns of a result in text format: their names and decoders."""
+    return [
+        ((result.fname(column) or b"").decode(), _DECODE.get(result.ftype(column), bytes.decode))
+        for column in range(result.nfields)
+    ]
+
+
+def decode_rows(result: pq.abc.PGresult, cached: Columns | None = None) -> list[Row]:
+    """The rows of a result. ``cached``: its columns. hot: finding them takes longer than reading one row."""
+    wanted, value = cached or columns(result), result.get_value
+    return [
+        {
+            name: None if (raw := value(row, column)) is None else decode(raw)
+            for column, (name, decode) in enumerate(wanted)
+        }
+        for row in range(result.ntuples)
+    ]
+
+
+class _OpeningConnection:
+    """A connection that is being opened. A forked child drops it, too: when the parent dies, the server must see it."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self._pgconn = ref(pgconn)
+
+    def fileno(self) -> int | None:
+        try:
+            return None if (pgconn := self._pgconn()) is None else pgconn.socket
+        except OperationalError:
+            return None
+
+    def abandon(self) -> None:
+        """Nothing to do: only the parent uses it."""
+
+
+_opening: WeakKeyDictionary[pq.abc.PGconn, _OpeningConnection] = WeakKeyDictionary()
+
+
+class PostgresConnection:
+    """One connection and its statements. Its two subclasses wait in different ways: in a thread, or on a loop."""
+
+    def __init__(self, database: Database, pgconn: pq.abc.PGconn) -> None:
+        self.database, self.pgconn = database, pgconn
+        self.pooled = False
+        self.version = 0
+        self._statements = statements("postgres", database.schema)
+        self._prepared: set[str] | None = set() if database.prepared else None
+        self._columns: dict[str, Columns] = {}
+        self._in_doubt = False
+        pgconn.nonblocking = 1
+        pgconn.notice_handler = self._notice
+        forks.guard(self)
+        _opening.pop(pgconn, None)
+
+    def fileno(self) -> int | None:
+        try:
+            return self.pgconn.socket if self.pgconn.status == pq.ConnStatus.OK else None
+        except OperationalError:
+            return None
+
+    def socket_options(self) -> Row | None:
+        """The settings that decide how soon a lost server is noticed; None on a local socket."""
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
+            if ours.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux only
+            return {
+                "keepalive": bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)),
+                "user_timeout": None if user_timeout is None else ours.getsockopt(socket.IPPROTO_TCP, user_timeout),
+            }
+
+    def abandon(self) -> None:
+        """In a forked child: the session is the parent's, and must not be closed here."""
+        self.pgconn.notice_handler = None
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+    def check_target(self) -> None:
+        """Nothing to check: a server that goes away closes its connections."""
+
+    def notifications(self) -> list[str]:
+        """The payloads since the last call. Unanswered when the connection is lost."""
+        payloads = []
+        try:
+            self.pgconn.consume_input()
+            while (notify := self.pgconn.notifies()) is not None:
+                payloads.append(notify.extra.decode())
+        except OperationalError as error:
+            raise Unanswered(f"the connection to {self.database} was lost") from error
+        return payloads
+
+    def _notice(self, result: pq.abc.PGresult) -> None:
+        # "canceling wait for synchronous replication": the commit may be lost with this primary.
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
+            self._in_doubt = True
+
+    def _must_prepare(self, statement: Statement) -> bool:
+        return self._prepared is not None and statement.name not in self._prepared
+
+    def _send_prepare(self, statement: Statement) -> None:
+        self.pgconn.send_prepare(statement.name.encode(), statement.steps[0].sql.encode())
+
+    def _send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
+        self._in_doubt = False
+        values = [encode(parameters.get(key)) for key in statement.parameters]
+        if self._prepared is None:
+            self.pgconn.send_query_params(statement.steps[0].sql.encode(), values)
+        else:
+            self.pgconn.send_query_prepared(statement.name.encode(), values)
+
+    def _rows(self, result: pq.abc.PGresult | None, name: str | None = None) -> list[Row]:
+        """``name``: the statement, whose results always have the same columns."""
+        if result is None or self.pgconn.status != pq.ConnStatus.OK:
+            raise Unanswered(f"the connection to {self.database} was lost")
+        if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            raise self._as_error(result)
+        if self._in_doubt:
+            raise Unanswered(
+                f"{self.database} answered without waiting for its synchronous standby: the commit may be lost"
+            )
+        if name is None or not result.ntuples:
+            return decode_rows(result)
+        if (cached := self._columns.get(name)) is None:
+            cached = self._columns[name] = columns(result)
+        return decode_rows(result, cached)
+
+    def _as_error(self, result: pq.abc.PGresult) -> EngineError:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = (
+            (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message)
+            .decode("utf-8", "replace")
+            .strip()
+        )
+        gone = state in _GONE or state.startswith("08")
+        error = (
+            Unanswered(f"{self.database} ended the session: {message}")
+            if gone
+            else Refused(f"{self.database}: {message}", state)
+        )
+        error.__cause__ = error_from_result(result)
+        return error
+
+    def _unprepare(self, error: Refused) -> bool:
+        """Stop preparing statements if a pooler has lost them; whether that was the error."""
+        if error.sqlstate not in _PREPARED_UNSAFE or self._prepared is None:
+            return False
+        self._prepared = None
+        return True
 
 
 class PostgresSession(PostgresConnection):
@@ -122,3 +305,131 @@ class PostgresSession(PostgresConnection):
             if not poll.poll(max(0.0, deadline - now()) * 1000):
                 raise Unanswered(f"{self.database} did not take our request in time")
             self.pgconn.consume_input()
+
+
+def connect(database: Database, timeout: float, *, for_examination: bool = False) -> pq.abc.PGconn:
+    """Connect to the first host that answers and is the primary. Unreachable if there is none.
+
+    Each host gets its share of the time, at most connect_timeout (of the URL, or PGCONNECT_TIMEOUT).
+    ``for_examination``: to the first host that answers, a standby too.
+    """
+    deadline = now() + timeout
+    target = make_conninfo(database.target, target_session_attrs="any") if for_examination else database.target
+    attempts = _attempts(target)
+    problems: list[str] = []
+    cause: Exception | None = None
+    for number, conninfo in enumerate(attempts):
+        share = (deadline - now()) / (len(attempts) - number)
+        try:
+            share = min(share, timeout_from_conninfo(conninfo_to_dict(conninfo)))
+            return _connect_host(conninfo, now() + share)
+        except (OperationalError, ProgrammingError, OSError) as error:
+            cause = error
+            message = " ".join(str(error).split())
+            message = message.partition(" Is the server running")[0]  # libpq's advice: ours comes below
+            problems.append(message or (f"no answer within {share:.1f} s" if share >= 0.05 else "no answer in time"))
+    raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
+
+
+def _advice(problems: list[str]) -> str:
+    text = " ".join(problems)
+    if "too many c" in text or "connection slots" in text:
+        return "All connections of the server are in use: use fewer, or raise its max_connections."
+    if "password" in text or "authentication" in text or "role" in text:
+        return "Check the user and the password in the URL, or PGPASSWORD, or ~/.pgpass."
+    if "read-only" in text or "hot standby" in text or "recovery" in text:
+        return "Leases need the primary: list every host of the cluster in the URL, and the primary is found."
+    if "database" in text and "does not exist" in text:
+        return "Create the database first, or correct its name in the URL."
+    return "Is the server running, and are host and port right?"
+
+
+def _attempts(conninfo: str) -> list[str]:
+    parameters = conninfo_to_dict(conninfo)
+    several = {
+        key: str(parameters[key]).split(",") for key in ("host", "hostaddr", "port") if parameters.get(key) is not None
+    }
+    count = max((len(values) for values in several.values()), default=1)
+    return [
+        make_conninfo(conninfo, **{key: values[number if len(values) > 1 else 0] for key, values in several.items()})
+        for number in range(count)
+    ]
+
+
+def _connect_host(conninfo: str, deadline: float) -> pq.abc.PGconn:
+    """Each address of a host gets its share of the time, too: one of them may never answer."""
+    parameters = conninfo_to_dict(conninfo)
+    host = str(parameters.get("host") or "")
+    if parameters.get("hostaddr") is not None or not is_name(host):
+        return _connect_one(conninfo, deadline)
+    candidates = addresses(host, str(parameters.get("port") or 5432), deadline)
+    for number, address in enumerate(candidates):
+        try:
+            share = (deadline - now()) / (len(candidates) - number)
+            return _connect_one(make_conninfo(conninfo, hostaddr=address), now() + share)
+        except (OperationalError, TimeoutError):
+            if address == candidates[-1]:
+                raise
+    raise OperationalError(f"the name {host!r} has no address")
+
+
+def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:
+    with forks.opening:  # no fork between opening the socket and registering it
+        pgconn = pq.PGconn.connect_start(conninfo.encode())
+        _opening[pgconn] = opening = _OpeningConnection(pgconn)
+        forks.guard(opening)
+    try:
+        wanted = select.POLLOUT
+        while True:
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise OperationalError(pgconn.get_error_message())
+            poll = select.poll()
+            poll.register(pgconn.socket, wanted)
+            if not poll.poll(max(0.0, deadline - now()) * 1000):
+                raise TimeoutError
+            status = pgconn.connect_poll()
+            if status == pq.PollingStatus.OK:
+                return pgconn
+            if status == pq.PollingStatus.FAILED:
+                raise OperationalError(pgconn.get_error_message())
+            wanted = select.POLLIN if status == pq.PollingStatus.READING else select.POLLOUT
+    except BaseException:
+        pgconn.finish()
+        raise
+
+
+def addresses(host: str, port: str, deadline: float) -> list[str]:
+    """Every address of ``host``, in the resolver's order. OSError when it has none, or none in time.
+
+    The resolver runs in a thread, which cannot be stopped: it is left behind when it is late.
+    """
+    answer: list[list[str] | OSError] = []
+
+    def resolve() -> None:
+        try:
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answer.append(list(dict.fromkeys(str(address[0]) for *_, address in entries)))
+        except OSError as error:
+            answer.append(error)
+
+    thread = threading.Thread(target=resolve, name="holdfast-resolver", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - now()))
+    if not answer:
+        raise TimeoutError(f"the name {host!r} could not be resolved in time")
+    if isinstance(answer[0], OSError):
+        raise OSError(f"the name {host!r} could not be resolved: {answer[0].strerror or answer[0]}")
+    return answer[0]
+
+
+def is_name(host: str) -> bool:
+    """Whether it needs a resolver: the folder of a socket and an address do not."""
+    if not host or host[0] in "/@":
+        return False
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+            return False
+        except OSError:
+            continue
+    return True

@@ -16,8 +16,7 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast.database.pgconn import PostgresConnection
-from holdfast.database.postgres import PostgresSession
+from holdfast.database.postgres import PostgresConnection, PostgresSession
 from holdfast.database.sessions import Row, session_class
 from holdfast.database.socket_ready import is_readable
 from holdfast.database.statements import Statement

@@ -8,11 +8,9 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast.database.engine_async import CALL_TIMEOUT, LOCKED, AsyncEngine, Repeated
-from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
-from holdfast.lease.beat import Beat, KeptLease
-from holdfast.lease.held_async import AsyncHeldLeases
-from holdfast.lease.keeper import Keeper, keeper_of, keepers_of
+from holdfast.database.engine_async import CALL_TIMEOUT, LOCKED, AsyncEngine, AsyncResource, Repeated
+from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SchemaMismatch
+from holdfast.lease.keeper import PURGE_EVERY, Beat, Keeper, KeptLease, keeper_of, keepers_of
 from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust
 from holdfast.runtime import telemetry
@@ -25,6 +23,8 @@ log = logger("holdfast.lease")
 EXIT_STATUS = 70
 """The exit status with ``on_lost="exit"``."""
 _RELEASE_PATIENCE = 5.0
+CLOSE_TIMEOUT = 5.0
+"""Seconds for each call that gives a lease back when its client closes."""
 
 
 class AsyncLeaseGrant:
@@ -317,3 +317,41 @@ class AsyncLeaseGrant:
             self._scope.cancel(problem)
         elif callable(on_lost):
             self._engine.owner.notify(on_lost, self)
+
+
+class AsyncHeldLeases:
+    """The leases that a client holds, and their release when it closes. What the database does not take back in time is
+    retried in the background; if that fails too, it expires."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.unrenewed: dict[str, str] = {}
+        """Names by token of leases that no heartbeat renews (``auto_renew=False``). The keeper knows the others."""
+        engine.register(AsyncResource(release=self._release_all))
+
+    async def _release_all(self) -> None:
+        """End the beats that are this client's alone, and release its leases on beats shared with other clients."""
+        engine = self._engine
+        removed = [keeper.remove_owner(engine.owner) for keeper in keepers_of(engine.database)]
+        beats = [beat for own, _ in removed for beat in own]
+        leases = self.unrenewed | {lease.token: lease.name for _, shared in removed for lease in shared}
+        last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
+        last += [("lease_release", {"name": name, "token": token}) for token, name in leases.items()]
+        try:
+            while last:
+                [row] = await engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
+                if not row.get("ended"):  # a beat with very many leases takes several calls
+                    last.pop()
+            if beats or leases:
+                await engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
+        except SchemaMismatch:
+            last = []  # the tables are gone, and the leases with them
+        except HoldfastError as error:
+            log.event(
+                "client.released_late", WARNING,
+                "the leases of the client of %(database)s are released later: the database did not answer: %(error)s",
+                database=str(engine.database), error=str(error),
+            )  # fmt: skip
+        finally:
+            for statement, parameters in last:
+                engine.background.retry(statement, parameters, patience=PURGE_EVERY, until=False)

@@ -21,10 +21,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast.database.engine import CALL_TIMEOUT, Engine, Repeated
 from holdfast.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
-from holdfast.lease.beat import Beat
-from holdfast.lease.grant import LeaseGrant
-from holdfast.lease.held import HeldLeases
-from holdfast.lease.keeper import keeper_of
+from holdfast.lease.grant import HeldLeases, LeaseGrant
+from holdfast.lease.keeper import Beat, keeper_of
 from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.lease.trust import Trust
 from holdfast.names import Unset, check_timeout

@@ -20,10 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine, Repeated
 from holdfast.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
-from holdfast.lease.beat import Beat
-from holdfast.lease.grant_async import AsyncLeaseGrant
-from holdfast.lease.held_async import AsyncHeldLeases
-from holdfast.lease.keeper import keeper_of
+from holdfast.lease.grant_async import AsyncHeldLeases, AsyncLeaseGrant
+from holdfast.lease.keeper import Beat, keeper_of
 from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.lease.trust import Trust
 from holdfast.names import Unset, check_timeout

@@ -16,8 +16,7 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast.database.pgconn import PostgresConnection
-from holdfast.database.postgres import PostgresSession
+from holdfast.database.postgres import PostgresConnection, PostgresSession
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered
 from holdfast.lock.pooler import PROBE, check_that_it_stays

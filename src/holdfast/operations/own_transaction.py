@@ -421,7 +421,7 @@ class PsycopgTransaction:
         self._outer_blocks: int | None = getattr(connection, "_num_transactions", None)
 
     def begin(self, statement: str, parameters: Row) -> Row:
-        from holdfast.database.pgconn import decode_rows
+        from holdfast.database.postgres import decode_rows
 
         results = self._send(self._begin_statement() + b"; " + self._fill(statement, parameters))
         self._set_blocks(1)

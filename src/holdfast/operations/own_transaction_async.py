@@ -422,7 +422,7 @@ class AsyncPsycopgTransaction:
         self._outer_blocks: int | None = getattr(connection, "_num_transactions", None)
 
     async def begin(self, statement: str, parameters: Row) -> Row:
-        from holdfast.database.pgconn import decode_rows
+        from holdfast.database.postgres import decode_rows
 
         results = await self._send(self._begin_statement() + b"; " + self._fill(statement, parameters))
         self._set_blocks(1)

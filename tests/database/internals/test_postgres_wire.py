@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import timeout_from_conninfo
 
 import holdfast
-from holdfast.database import pgconn
+from holdfast.database import postgres
 from holdfast.database.sessions import open_session
 from holdfast.database.url import parse
 from holdfast.errors import Refused, Unanswered, Unreachable
@@ -104,13 +104,13 @@ def test_the_primary_is_found_behind_a_host_that_is_gone(
 ) -> None:
     """The first may take half of the time; here it is given a moment of it, and the one that answers all it needs."""
     shares: list[float] = []
-    connect = pgconn._connect_host
+    connect = postgres._connect_host
 
     def hurried(conninfo: str, deadline: float) -> Any:
         shares.append(deadline - now())
         return connect(conninfo, now() + (0.2 if len(shares) == 1 else LONG))
 
-    monkeypatch.setattr(pgconn, "_connect_host", hurried)
+    monkeypatch.setattr(postgres, "_connect_host", hurried)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         if first == "black hole":
@@ -131,7 +131,7 @@ def test_no_host_gets_more_time_than_connect_timeout_says(postgres_url: str, mon
         asked.append(timeout_from_conninfo(given))
         return asked[-1] / 100 if len(asked) == 1 else LONG
 
-    monkeypatch.setattr(pgconn, "timeout_from_conninfo", hurried)
+    monkeypatch.setattr(postgres, "timeout_from_conninfo", hurried)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.database import pgconn
+from holdfast.database import postgres
 from holdfast.database.sessions import open_session
 from holdfast.database.url import parse
 from holdfast.errors import Unreachable
@@ -50,13 +50,13 @@ def test_the_second_address_of_a_name_is_tried_when_the_first_does_not_answer(
 ) -> None:
     """The first may take half of the time; here it is given a moment of it, and the one that answers all it needs."""
     shares: list[float] = []
-    connect = pgconn._connect_one
+    connect = postgres._connect_one
 
     def hurried(conninfo: str, deadline: float) -> Any:
         shares.append(deadline - now())
         return connect(conninfo, now() + (0.2 if len(shares) == 1 else PATIENCE))
 
-    monkeypatch.setattr(pgconn, "_connect_one", hurried)
+    monkeypatch.setattr(postgres, "_connect_one", hurried)
     with socket.socket() as silent:  # takes a connection and says nothing
         port = int(postgres_url.rpartition(":")[2].partition("/")[0])
         silent.bind(("127.0.0.2", port))

@@ -17,8 +17,7 @@ import holdfast
 from holdfast import telemetry
 from holdfast.database.listener import Listener
 from holdfast.database.url import parse
-from holdfast.lease.beat import Beat, KeptLease
-from holdfast.lease.keeper import Keeper, keeper_of
+from holdfast.lease.keeper import Beat, Keeper, KeptLease, keeper_of
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import Owner
 from holdfast.runtime.identity import new_token

@@ -19,8 +19,8 @@ from tests.children import NONE, PATIENCE, Child, eventually, rows
 
 _INTERRUPTED = """
 import signal, sys, threading, time, holdfast
-import holdfast.lease.grant, holdfast.lease.held, holdfast.database.background
-holdfast.lease.held.CLOSE_TIMEOUT = holdfast.lease.grant._RELEASE_PATIENCE = 600.0
+import holdfast.lease.grant, holdfast.database.background
+holdfast.lease.grant.CLOSE_TIMEOUT = holdfast.lease.grant._RELEASE_PATIENCE = 600.0
 holdfast.database.background.EXIT_BUDGET = 60.0
 client = holdfast.Client(sys.argv[1])
 grant = client.lease("a", ttl=3600).acquire()
@@ -131,7 +131,7 @@ def test_a_slow_call_does_not_hold_up_another_thread_beyond_its_limit(slow: Slow
 def test_close_does_not_wait_for_a_slow_call_without_a_limit(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.lease.held.CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr("holdfast.lease.grant.CLOSE_TIMEOUT", 0.2)
     monkeypatch.setattr("holdfast.database.engine.CALL_TIMEOUT", 0.2)
     with Proxy(postgres_url) as link, ThreadPoolExecutor(1) as pool:
         client = holdfast.Client(link.url)

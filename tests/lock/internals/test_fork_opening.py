@@ -28,7 +28,7 @@ _FORK_WHILE_CONNECTING = """
 import os, select, sys, threading, time, holdfast
 from types import SimpleNamespace
 from psycopg import pq
-from holdfast.database import pgconn
+from holdfast.database import postgres
 begun, forked = threading.Event(), threading.Event()
 def poll():
     begun.set()
@@ -40,9 +40,9 @@ def connect_start(conninfo):
     time.sleep(0.3)  # a fork comes in between, or waits for the end
     return made
 if sys.argv[2] == "begun":
-    pgconn.pq = SimpleNamespace(**{**vars(pq), "PGconn": SimpleNamespace(connect_start=connect_start)})
+    postgres.pq = SimpleNamespace(**{**vars(pq), "PGconn": SimpleNamespace(connect_start=connect_start)})
 else:
-    pgconn.select = SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=poll)
+    postgres.select = SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=poll)
 """
 
 
