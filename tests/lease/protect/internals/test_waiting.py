@@ -53,9 +53,8 @@ def test_a_protected_transaction_may_idle_for_one_ttl_and_never_longer_than_befo
     client: holdfast.Client, connection: psycopg.Connection[Any], name: str, before: str, ttl: float, within: str
 ) -> None:
     """A limit of 0 would be none at all. All in one message: the shortest strikes as soon as the server waits."""
+    connection.autocommit = True  # first: in a transaction, the shortest would end the session before the commit
     connection.execute(f"set idle_in_transaction_session_timeout = '{before}'".encode())
-    connection.commit()
-    connection.autocommit = True
     grant = client.lease(name, ttl=ttl, auto_renew=False).acquire()
     connection.execute(LINGER, [name])
     asked = psycopg.ClientCursor(connection).execute(
