@@ -186,7 +186,7 @@ def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(
             assert other.leases.get("nightly-import") is not None
 
     monkeypatch.setattr(execute, "_apply", apply_late)
-    with pytest.raises(holdfast.LeaseLost, match="look again"):
+    with pytest.raises(holdfast.LeaseLost, match="list the leases and try again"):
         operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
     assert entries(client, "lease.release")[0].outcome.startswith("refused: ")
     assert client.leases.history("nightly-import")[0].outcome != "forced"

@@ -64,7 +64,7 @@ def test_one_that_went_on_since_it_was_looked_at_is_left_alone(
         apply(*arguments)
 
     monkeypatch.setattr(execute, "_apply", apply_late)
-    with pytest.raises(operator.CommandRefused, match="is success meanwhile: look again"):
+    with pytest.raises(operator.CommandRefused, match="is success meanwhile: check it"):
         operator.run(client, command, {"key": "retried"}, **JANE)
     assert (undone, client.operation("retried").run(lambda: 2).result) == ([], 1)
 

@@ -1,4 +1,4 @@
-"""holdfast check: does this database keep the lease contract?"""
+"""holdfast check: whether leases on this database behave as documented."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from holdfast.cli.app import json_option, open_client
 @json_option
 @click.pass_context
 def check(context: click.Context, as_json: bool) -> None:
-    """Ask the database whether it keeps the lease contract.
+    """Check that leases on this database behave as documented.
 
-    Seven questions about a lease with a name of its own, in one transaction that is rolled back, so that nothing stays;
-    on PostgreSQL a few fences are skipped. It needs no more rights than holding a lease.
+    Runs seven cases on a lease with a name of its own, in one transaction that is rolled back: no row stays behind, and
+    on PostgreSQL a few fence numbers are used up. The role needs no more privileges than for holding a lease.
 
-    Exit code 1 when an answer is wrong, or the database cannot be asked.
+    Exit code 1 when a case fails, or the database cannot be reached.
 
     \b
     Example:

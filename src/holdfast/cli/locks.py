@@ -71,7 +71,8 @@ def break_(context: click.Context, pid: int, reason: str, actor: str) -> None:
     connection break; a holder that uses holdfast learns at once that its locks are lost, and may still be at work.
 
     Who asked, why, what the session held and how it ended is written to the table `audit`, before anything is done.
-    This is the governed command `holdfast do lock.break`: one at a time. Exit code 1 when the session is not ended.
+    This runs the governed command `holdfast do lock.break`; one such command runs at a time. Exit code 1 when the
+    session is not ended.
 
     \b
     Example:

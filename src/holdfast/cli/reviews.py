@@ -17,8 +17,8 @@ TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC
 def reviews() -> None:
     """Look at operations that are up for review, and answer.
 
-    An operation is up for review when the policy of its dataset says so, when another process had the lock of a
-    sovereign one, or when it failed as often as it may.
+    An operation is up for review when the policy of its dataset says so, when another process has the lock and the
+    dataset is declared sovereign, or when its attempts are used up.
 
     \b
     Examples:

@@ -133,8 +133,11 @@ def _run(
 
 
 def _acquire(lease: Any) -> Any:
-    """The grant. Raises NotAcquired. A refusal that names no holder is retried for a while: the row of a dead holder is
-    just being removed."""
+    """The grant. Raises NotAcquired.
+
+    A refusal without a holder is retried: another process is removing the row of a dead holder at this moment. Each
+    ``acquire`` waits a little before it refuses, so the loop needs no pause. AcquireTimeout, a TimeoutError, is final.
+    """
     from holdfast import NotAcquired
 
     deadline = clock() + _UNSETTLED_TIMEOUT

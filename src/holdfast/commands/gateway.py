@@ -44,7 +44,9 @@ def session_cancel(window: Window, *, id: str) -> Steps:
             labels={**record.labels, "state": "CANCELLED"},
         )  # fmt: skip
     except Conflict:
-        raise CommandRefused(f"session {id!r} was changed meanwhile: look again") from None
+        raise CommandRefused(
+            f"session {id!r} was changed by another request meanwhile: read it again, then retry"
+        ) from None
     slot = f"@slot:{session['pool']}:{session['slot']}"
     window.client.leases.force_release(slot, actor=window.actor, reason=window.reason, fence=session["fence"])
 

@@ -20,8 +20,9 @@ def lease_release(window: Window, *, name: str) -> Steps:
     """Take a lease away from its holder."""
     if is_for_break_glass(name) and not window.break_glass:
         raise CommandRefused(
-            f"lease {name!r} belongs to a running command or to an open gate, which releases it (gate.close closes a "
-            "gate that was opened for a time): if its holder hangs, use break-glass"
+            f"lease {name!r} cannot be released: a running command or an open gate holds it, and releases it at its "
+            "end ('holdfast do gate.close' closes a gate that was opened for a time). If its holder hangs, repeat with "
+            "--break-glass"
         )
     record = _held_lease(window, name)
     yield [_describe_release(record)]
@@ -61,7 +62,7 @@ def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
         )
     yield [f"{record.holder}, which leads {name!r} with fence {record.fence}, stops its work and lets another lead"]
     if not window.client.leases.recall(name, fence=record.fence):
-        raise CommandRefused(f"{record.holder} does not lead {name!r} any more: look again")
+        raise CommandRefused(f"{record.holder} does not lead {name!r} any more: list the leases and try again")
     deadline = time.monotonic() + wait
     while (current := window.client.leases.get(name)) is not None and current.fence == record.fence:
         if time.monotonic() > deadline:
@@ -141,4 +142,4 @@ def _release(window: Window, record: Any) -> None:
     if not window.client.leases.force_release(
         record.name, actor=window.actor, reason=window.reason, fence=record.fence
     ):
-        raise LeaseLost(f"lease {record.name!r} was released or passed on meanwhile: look again")
+        raise LeaseLost(f"lease {record.name!r} was released or passed on meanwhile: list the leases and try again")

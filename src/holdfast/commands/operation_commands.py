@@ -145,7 +145,9 @@ def _check_unchanged(window: Window, key: str, planned: Any) -> None:
     such operation in the log."""
     record = window.client.operations.get(key)
     if record is not None and (planned is None or record.pointer != planned.pointer):
-        raise CommandRefused(f"operation {record.label!r} is {record.status} meanwhile: look again")
+        raise CommandRefused(
+            f"operation {record.label!r} is {record.status} meanwhile: check it with 'holdfast ops show' and try again"
+        )
 
 
 def _reviewed_label(window: Window, key: str) -> str:

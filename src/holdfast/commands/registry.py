@@ -126,12 +126,14 @@ class Command:
         steps = self.function(window, **values)
         changes = next(steps, None)
         if not isinstance(changes, list) or not all(isinstance(line, str) for line in changes):
-            raise TypeError(f"{self.name} must yield a list of lines that describe its changes, not {changes!r:.60}")
+            raise TypeError(f"command {self.name} must first yield its plan, a list of lines, not {changes!r:.60}")
         yield changes
         if not _may_write.get(window):
             raise self._denied()
         if next(steps, None) is not None:
-            raise RuntimeError(f"{self.name} yields more than once: it would make changes that are not in its plan")
+            raise RuntimeError(
+                f"command {self.name} yields more than once: it would make changes that are not in its plan"
+            )
 
     def _denied(self) -> PolicyDenied:
         return PolicyDenied(

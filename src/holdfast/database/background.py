@@ -178,7 +178,8 @@ class Background:
         return self._session
 
     def drop_session(self, error: Exception | None) -> None:
-        """Close the session. What lived in it is gone, and a notification may be, too."""
+        """Close the session: its session key is gone, and notifications may be lost. ``error``: why; None when it is no
+        longer needed."""
         session, self._session, self.session_key = self._session, None, None
         if session is not None:
             with suppress(Exception):
@@ -229,7 +230,8 @@ class Background:
                 self._run_timers()
             except Exception as error:
                 log.event(
-                    "background.failed", ERROR, "the background thread of %(database)s failed and continues",
+                    "background.failed", ERROR,
+                    "the background thread for %(database)s had an unexpected error, and continues",
                     exc_info=True, database=str(self.database),
                 )  # fmt: skip
                 self.drop_session(error)

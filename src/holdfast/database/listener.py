@@ -103,6 +103,7 @@ class Listener:
                 self.wake(name)
 
     def close(self) -> None:
+        """The background thread ends, because there are no waiters: stop watching sessions."""
         self._announced.clear()
         self._locked.clear()
         for key in list(self._watched):

@@ -120,8 +120,8 @@ class Migrations:
                 raise
             schema = self._database.schema
             raise Refused(
-                f"{error}. Schema {schema!r} is its owner's to migrate: let a role that may run "
-                f"'{migrate_command(schema)}', and for those that use it: {grants(schema)}",
+                f"{error}. Only the owner of schema {schema!r} may migrate it: run '{migrate_command(schema)}' as that "
+                f"role. Roles that use it need: {grants(schema)}",
                 DENIED,
             ) from error
 

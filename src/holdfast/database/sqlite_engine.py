@@ -40,7 +40,9 @@ class SqliteEngine(Engine):
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         self.check_usable()
         if self.read_only:
-            raise Refused("a rehearsal writes before it rolls back, and this client is read-only")
+            raise Refused(
+                "a dry run writes before it rolls back, and this client is read-only: use a client that may write"
+            )
         session = SqliteSession.open(self.database, timeout)
         try:
             return session.rehearse(calls, timeout)

@@ -131,7 +131,7 @@ def keepalives(facts: Facts) -> Verdict:
     if _is_pooled(facts):
         return ok("set on our side; the server has a connection to the pooler, not to us")
     if not _is_configured(facts):
-        raise Unseen("the server did not give us a session to set them on")
+        raise Unseen("this server gets no session for leases (see the other findings), so they were not set")
     values = {name: int(_setting(facts, name)) for name in _SERVER_KEEPALIVES}
     if missing := [name for name, value in values.items() if value == 0]:
         return warn(

@@ -113,6 +113,7 @@ class Api:
         return Response(204)
 
     async def _get_log(self, request: Request, id: str) -> Response:
+        """The log from the byte ``offset`` on, or its last ``tail`` lines, or all that is kept."""
         _check_parameters(request, "offset", "tail", "follow")
         sandbox = self._get(id)
         offset, tail = _whole(request, "offset"), _whole(request, "tail")

@@ -350,7 +350,7 @@ class HeldLeases:
         except HoldfastError as error:
             log.event(
                 "client.released_late", WARNING,
-                "the leases of the client of %(database)s are released later: the database did not answer: %(error)s",
+                "a client of %(database)s was closed, and its leases are released later, in the background: %(error)s",
                 database=str(engine.database), error=str(error),
             )  # fmt: skip
         finally:

@@ -317,7 +317,7 @@ class Keeper:
         if step is BeatStep.KEEP:
             if beat.failures:
                 log.event(
-                    "keeper.beat", INFO, "the heartbeat of %(database)s succeeds again after %(failures)d failures",
+                    "keeper.beat", INFO, "the heartbeat to %(database)s succeeds again after %(failures)d failures",
                     database=str(self.database), outcome="renewed", failures=beat.failures,
                 )  # fmt: skip
             beat.due, beat.failures, beat.error = asked_at + beat.every, 0, None
@@ -338,7 +338,8 @@ class Keeper:
             rows = session.call("beat_renew", {"beat": beat.id}, self.call_timeout())
         except EngineError as error:
             log.event(
-                "keeper.beat", WARNING, "a heartbeat of %(database)s failed, %(left).1f s of trust left: %(error)s",
+                "keeper.beat", WARNING,
+                "a heartbeat to %(database)s failed; leases are lost in %(left).1f s unless one succeeds: %(error)s",
                 database=str(self.database), outcome="unknown", left=beat.trust.left(now()), error=str(error),
             )  # fmt: skip
             beat.error = error

@@ -54,8 +54,8 @@ class AsyncRelays:
     async def remove(self, name: str, *, actor: str, reason: str) -> bool:
         """Delete a relay that is not run any more, and record it in the audit. False when there is none of that name.
 
-        What it has not published no longer keeps the log from being archived. NotAcquired while a process runs it:
-        that process would start again from the beginning, so stop it first.
+        What it has not published no longer keeps the log from being archived. NotAcquired while a process runs the
+        relay: stop that process first, because it would publish everything again from the beginning.
         """
         audit, terms = AsyncAudit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, most=180)}", ttl=TTL)
         entry = await audit.begin("relay.remove", name, actor=actor, reason=reason)

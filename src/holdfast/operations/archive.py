@@ -1,4 +1,8 @@
-"""Archived chains: one line of JSON each. A line and the entry that stays in the log prove the chain together."""
+"""Archived entries of the log: one line of JSON for the chain of hashes of one operation.
+
+One entry stays in the log in their place. It has the hash of the last archived entry, so a line can be verified against
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,8 @@ def parse_archive(lines: Iterable[str]) -> dict[str, list[LogEntry]]:
 
 
 def archived_entry(entries: Sequence[LogEntry], at: int) -> LogEntry:
-    """The entry that replaces these in the log: the state they fold to and, by the hash it follows, their proof."""
+    """The entry that replaces ``entries`` in the log: it records the state after them, and continues their chain of
+    hashes."""
     last = entries[-1]
     [state] = fold(entries).values()
     fields = {

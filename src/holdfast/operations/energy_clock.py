@@ -1,4 +1,7 @@
-"""Clocks around one execution, for a meter. An error of the meter is logged and never fails the operation."""
+"""Measures CPU and wall time of one execution, and asks a meter for the energy that it took.
+
+An error of the meter is logged and never fails the operation.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class EnergyClock:
             self._log_failure()
 
     def _thread_seconds(self) -> float:
-        """Unknown when a block was entered in one thread and left in another: their clocks are not comparable."""
+        """NaN (unknown) when a block was entered in one thread and left in another, whose clocks are not comparable."""
         return thread_time() - self._cpu_start if get_ident() == self._thread else nan
 
     def _log_failure(self) -> None:

@@ -710,8 +710,10 @@ class LogCursor(NamedTuple):
 
 
 def parse_page(cursor: LogCursor, rows: Sequence[Row]) -> LogPage:
-    """The page after ``cursor``. The last row always has the epoch; without a key it is no entry. CursorExpired when
-    the cursor is of another epoch."""
+    """The page after ``cursor``. CursorExpired when the cursor is from another epoch of the database.
+
+    The statement returns at least one row, so that the epoch is known; a row whose key is null carries only the epoch.
+    """
     epoch = rows[-1]["epoch"]
     if cursor.epoch not in (None, epoch):
         raise CursorExpired(f"{cursor} is from before a failover or a restore: read the log from the beginning")

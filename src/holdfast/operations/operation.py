@@ -108,7 +108,8 @@ class Operation:
         return op
 
     def _enter_settled(self, spec: OperationSpec, attempt: Attempt, outcome: Outcome) -> OpContext:
-        """There is nothing to do: the body gets an ``op`` with the outcome."""
+        """The operation was done before, or is skipped. The body runs all the same, with the outcome in its ``op``, and
+        nothing is recorded."""
         if attempt.telemetry is not None:
             attempt.telemetry.ended(outcome)
         op = OpContext(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)

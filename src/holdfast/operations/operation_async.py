@@ -107,7 +107,8 @@ class AsyncOperation:
         return op
 
     def _enter_settled(self, spec: AsyncOperationSpec, attempt: AsyncAttempt, outcome: Outcome) -> AsyncOpContext:
-        """There is nothing to do: the body gets an ``op`` with the outcome."""
+        """The operation was done before, or is skipped. The body runs all the same, with the outcome in its ``op``, and
+        nothing is recorded."""
         if attempt.telemetry is not None:
             attempt.telemetry.ended(outcome)
         op = AsyncOpContext(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)

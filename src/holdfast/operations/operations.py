@@ -403,9 +403,11 @@ class Operations:
         before, after = tuple(preconditions), tuple(postconditions)
 
         def build_spec(key: OperationKey | PlainKey, fingerprint: str | None, payload: object) -> OperationSpec:
+            """The spec, governed by the client's policy. The policy decides whether the dataset is sovereign: whether
+            its operations exclude each other."""
             spec = OperationSpec(
-                self._engine, key, fingerprint, checked, undo, name, probe, before, after, None, lineage,
-                None, self._meter,
+                self._engine, key, fingerprint, checked, undo, name, probe, before, after,
+                lineage=lineage, meter=self._meter,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return spec

@@ -112,8 +112,8 @@ class Recovery:
         return self._attempt.write(op, "partial", error=prior.error) == "done"
 
     def _finish_or_undo(self, op: OpContext, prior: Prior, permit: Callable[[], None]) -> bool:
-        """True when the probe says that the operation is done, which is recorded; else it is rolled back, because it
-        may be done in part."""
+        """True when the probe found the effect: then the success is recorded. Otherwise the rollback is called, because
+        part of the effect may be there; without a rollback, the probe has shown that there is none."""
         attempt = self._attempt
         spec = attempt.spec
         try:
@@ -126,7 +126,7 @@ class Recovery:
                 permit()
                 attempt.roll_back(spec.rollback, prior, attempt.asked_at)
         except Exception as error:
-            if attempt.grant is not None:  # else the end is written already, or was refused
+            if attempt.grant is not None:  # no grant: succeed() has ended the attempt, or was refused
                 record = prior.error if isinstance(error, PolicyDenied) else json.dumps(error_record(error))
                 attempt.close(op, "partial", error=record)
             raise

@@ -113,8 +113,8 @@ class AsyncRecovery:
         return await self._attempt.write(op, "partial", error=prior.error) == "done"
 
     async def _finish_or_undo(self, op: AsyncOpContext, prior: Prior, permit: Callable[[], None]) -> bool:
-        """True when the probe says that the operation is done, which is recorded; else it is rolled back, because it
-        may be done in part."""
+        """True when the probe found the effect: then the success is recorded. Otherwise the rollback is called, because
+        part of the effect may be there; without a rollback, the probe has shown that there is none."""
         attempt = self._attempt
         spec = attempt.spec
         try:
@@ -127,7 +127,7 @@ class AsyncRecovery:
                 permit()
                 await attempt.roll_back(spec.rollback, prior, attempt.asked_at)
         except Exception as error:
-            if attempt.grant is not None:  # else the end is written already, or was refused
+            if attempt.grant is not None:  # no grant: succeed() has ended the attempt, or was refused
                 record = prior.error if isinstance(error, PolicyDenied) else json.dumps(error_record(error))
                 await attempt.close(op, "partial", error=record)
             raise

@@ -1,6 +1,7 @@
 """What the blocking flavour does with threads. ``concurrency_async`` has the same names for asyncio.
 
-This pair is the only place above ``lock`` and ``database`` where the two flavours are written twice.
+Everywhere else the blocking flavour is generated from the one for asyncio, by ``scripts/unasync.py``; ``lock`` and
+``database``, too, have a few modules that are written by hand for each flavour.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logger("holdfast.lease")
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # the flags of inspect, which is slow to import
 _NAP = 0.5
-"""A signal that arrives just before a wait is handled after it: the longest time that takes."""
+"""Seconds of one wait. A signal that arrives just before a wait is handled only after it, so long waits are cut."""
 BLOCKS = True
 """Whether a waiter blocks its thread."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -186,7 +187,7 @@ class CallLock:
 
 
 class OpenLock:
-    """Nothing to do: the caller has the CallLock."""
+    """Held while a session is opened. A thread needs no lock for that: it has the CallLock already."""
 
     def __enter__(self) -> None: ...
 
@@ -241,7 +242,9 @@ class Owner:
         with self._mutex:
             self._notices.append((callback, grant))
             if len(self._notifiers) >= MAX_NOTIFIERS:
-                self._notifiers = {thread for thread in self._notifiers if thread.is_alive()}  # none is in a fork
+                self._notifiers = {
+                    thread for thread in self._notifiers if thread.is_alive()
+                }  # in a forked child, no thread is
             if len(self._notifiers) < MAX_NOTIFIERS:
                 thread = threading.Thread(target=self._run, name="holdfast-on-lost", daemon=True)
                 thread.start()
@@ -483,7 +486,7 @@ class BoundedCalls:
 
     def _idle_caller(self) -> _Caller:
         with suppress(IndexError):
-            while not (caller := self._idle.pop()).is_alive():  # none is in a forked child
+            while not (caller := self._idle.pop()).is_alive():  # in a forked child, no thread is
                 pass
             return caller
         return _Caller(self._idle)
@@ -572,7 +575,7 @@ class Companion:
 
 
 reject_foreign_cancel = nullcontext
-"""Threads are not cancelled."""
+"""The counterpart of the check in ``concurrency_async``. Does nothing: threads are not cancelled."""
 
 
 class SharedCounts(Generic[C]):

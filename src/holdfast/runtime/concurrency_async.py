@@ -209,7 +209,7 @@ class AsyncOwner:
             self.loop = loop
         elif self.loop is not loop:
             raise RuntimeError(
-                f"this AsyncClient belongs to {self.loop!r} and was used from {loop!r}: make one client a loop"
+                f"this AsyncClient belongs to {self.loop!r} and was used from {loop!r}: make one per event loop"
             )
 
     def alive(self) -> bool:

@@ -39,7 +39,7 @@ def listen(listener: Listener) -> Callable[[], None]:
     function that ends it."""
     global listeners
     if not callable(listener):
-        raise TypeError(f"listener must be a function of an event and its fields, not {listener!r:.60}")
+        raise TypeError(f"listener must be a function that is called as listener(event, fields), not {listener!r:.60}")
 
     def entry(event: str, fields: dict[str, Any]) -> None:  # distinct, if the same listener is given twice
         listener(event, fields)

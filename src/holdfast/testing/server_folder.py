@@ -51,7 +51,7 @@ def create_data(binaries: Binaries, target: Path) -> None:
     completed = subprocess.run(command, cwd="/", capture_output=True, check=False)
     if completed.returncode != 0:
         error = completed.stderr.decode(errors="replace").strip()
-        raise RuntimeError(f"could not copy {template} to {target}: {error}")
+        raise RuntimeError(f"could not copy the data folder {template} to {target}: {error}")
 
 
 def _template(binaries: Binaries) -> Path:

@@ -260,7 +260,7 @@ def test_a_command_that_does_not_tell_what_it_is_about_to_change_does_nothing(
         yield changes
         done.append("never")
 
-    with pytest.raises(TypeError, match=r"^a\.mute must yield a list of lines"):
+    with pytest.raises(TypeError, match=r"^command a\.mute must first yield its plan"):
         operator.run(client, "a.mute", **JANE)
     assert done == []
 

@@ -211,9 +211,9 @@ def linearizable(evidence: Evidence) -> CheckVerdict:
 def _proves_nothing(operation: RecordedOperation, acquires: Iterable[RecordedOperation]) -> bool:
     """Whether a failure says nothing about the state of the lease.
 
-    One with an error of its own was never answered by the lease, and certainly not granted. A refusal without a holder
-    means that another transaction is changing the row, whatever its outcome: it needs no holder if another acquire was
-    under way at that time, and needs one like any other refusal if none was.
+    An acquire that failed with an error was not answered by the lease, and certainly not granted. A refusal that names
+    no holder means that another transaction is changing the row. It proves nothing if another acquire overlapped it;
+    otherwise it is judged like any other refusal.
     """
     if operation.outcome != "fail":
         return False
@@ -226,7 +226,8 @@ def _proves_nothing(operation: RecordedOperation, acquires: Iterable[RecordedOpe
 def _hidden_acquires(operation: RecordedOperation) -> list[RecordedOperation]:
     """One acquire of unknown outcome for each request that the client sent and gave up on before it sent another.
 
-    Each may have been granted, and then released or left to expire, however the acquire itself ended.
+    Each may have been granted, and then released or left to expire, however the acquire itself ended. An acquire whose
+    own outcome is unknown stands for one of them already.
     """
     times = operation.data.get("abandoned", 0) - (operation.outcome == "unknown")
     return [operation._replace(outcome="unknown", fence=None, completed=math.inf)] * times
