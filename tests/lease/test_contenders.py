@@ -12,8 +12,8 @@ import holdfast
 from tests.children import Child
 from tests.raw_session import Raw
 
-COUNT = 6
-ROUNDS = 20
+COUNT = 4
+ROUNDS = 10
 TTL = 600.0
 
 

@@ -1,4 +1,4 @@
-"""The lease contract on every engine of this machine, in both flavours; and what only our own engines can show."""
+"""The lease contract on every engine, in both flavours; and what only our own engines can show."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from holdfast.testing.lease_contract import LONG, LeaseContract, waiting
 from holdfast.testing.server import until
 from holdfast.testing.sync_facade import SyncFacade
+from tests.pairs import CONTRACT, ONE_FLAVOUR
 from tests.raw_session import Raw
 
 TABLES = ("lease", "beat", "history")
@@ -32,6 +33,7 @@ def stored(url: str) -> dict[str, list[Any]]:
         return {table: database.execute(f"select * from holdfast.{table}".encode()).fetchall() for table in TABLES}
 
 
+@CONTRACT
 class TestLease(LeaseContract):
     def rows(self, url: str, client: Any) -> dict[str, list[Any]]:
         return stored(url)
@@ -53,6 +55,7 @@ def until_somebody_listens(url: str) -> None:
         until(lambda: database.execute(listening).fetchone() is not None, what="the waiter listens")
 
 
+@ONE_FLAVOUR
 def test_a_release_in_another_process_wakes_the_waiter(connect: Callable[..., Any], postgres_url: str) -> None:
     """The clients have different URLs, so different keepers: the only way from one to the other is the database."""
     holder = connect(f"{postgres_url}?application_name=elsewhere")
@@ -64,6 +67,7 @@ def test_a_release_in_another_process_wakes_the_waiter(connect: Callable[..., An
     assert won[0].fence > grant.fence
 
 
+@ONE_FLAVOUR
 def test_a_forced_release_wakes_the_waiter(connect: Callable[..., Any], postgres_url: str) -> None:
     operator = connect(f"{postgres_url}?application_name=elsewhere")
     waiter = never_polls(connect(postgres_url))
@@ -73,6 +77,7 @@ def test_a_forced_release_wakes_the_waiter(connect: Callable[..., Any], postgres
         operator.leases.force_release("import", actor="operator", reason="stuck")
 
 
+@CONTRACT
 def test_a_token_of_another_lease_releases_nothing(connect: Callable[..., Any], url: str) -> None:
     """Release is guarded by the name and the token together, in the database itself."""
     client = connect(url)

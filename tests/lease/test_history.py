@@ -7,11 +7,13 @@ from typing import Any
 
 import holdfast
 from tests.children import NONE, Child, eventually, query, rows
+from tests.pairs import EACH_ONCE
 
 FAST: dict[str, Any] = {"ttl": 600.0, "renew_every": 0.05}
 WHY: dict[str, Any] = {"actor": "operator", "reason": "test"}
 
 
+@EACH_ONCE
 def test_a_forced_release_of_what_at_least_keeps_is_recorded_too(connect: Callable[..., Any], either: str) -> None:
     """Nobody's lease any more, but still refused to others: taking it away is an operator's act like any other."""
     client = connect(either)

@@ -11,11 +11,13 @@ import pytest
 import holdfast
 from tests.children import eventually
 from tests.conftest import migrated
+from tests.pairs import EACH_ONCE
 from tests.raw_session import Raw
 
 Connect = Callable[..., Any]
 
 
+@EACH_ONCE
 def test_the_holder_of_a_lease_that_is_kept_waits_like_everybody(connect: Connect, either: str) -> None:
     """``at_least`` is for jobs that must not run twice within a time, and such jobs have a name."""
     client = connect(either)
@@ -33,6 +35,7 @@ def test_the_holder_of_a_lease_that_is_kept_waits_like_everybody(connect: Connec
     assert [each.outcome for each in client.leases.history("import")] == ["released"], "nobody held it in between"
 
 
+@EACH_ONCE
 def test_the_holder_of_a_lease_that_is_held_still_re_enters(connect: Connect, either: str) -> None:
     """Until it is released, ``at_least`` changes nothing."""
     client = connect(either)
@@ -43,6 +46,7 @@ def test_the_holder_of_a_lease_that_is_held_still_re_enters(connect: Connect, ei
     second.check()
 
 
+@EACH_ONCE
 def test_a_token_may_be_written_in_capitals(connect: Connect, either: str) -> None:
     client = connect(either)
     grant = client.lease("import").acquire()

@@ -1,4 +1,4 @@
-"""The lock contract on every engine of this machine, in both flavours."""
+"""The lock contract on every engine, in both flavours."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from holdfast.testing.lock_contract import LockContract
 from tests.children import eventually
-from tests.conftest import MAJORS, fresh
+from tests.conftest import fresh
 from tests.lock.looks import advisory
+from tests.pairs import ALL
 
 
 @lru_cache
@@ -18,7 +19,7 @@ def shared(major: int) -> str:
     return fresh(major)
 
 
-@pytest.fixture(params=["sqlite", *sorted({MAJORS[0], MAJORS[-1]})])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """One database for all these tests: what a test has locked is free when its clients are closed."""
     if request.param == "sqlite":
@@ -28,5 +29,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.parametrize(("connect", "url"), ALL, indirect=True)
 class TestLock(LockContract):
     pass

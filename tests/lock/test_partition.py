@@ -1,7 +1,7 @@
 """A network that swallows everything: no end is told of it, and both notice within seconds.
 
 A proxy cannot show it, because the kernel beside it would go on answering. So the whole scene has a network of its own,
-where the one interface is taken down.
+where the one interface is taken down. What both ends set to notice it is tested with the sessions.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def isolated() -> bool:
     return subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.realtime
 @pytest.mark.skipif(not isolated(), reason="this machine gives no network of one's own")
 def test_a_partition_is_noticed_by_both_sides(tmp_path: Path) -> None:
     """The folder is its own, too: here we look like root, whose servers may be elsewhere on this machine."""

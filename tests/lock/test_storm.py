@@ -1,4 +1,7 @@
-"""A hundred threads and a thousand tasks in four processes want fifty locks, while processes are killed and stopped."""
+"""Hundreds of threads and tasks in several processes want fifty locks, while processes are killed and stopped.
+
+A long storm, of four processes with a hundred threads and a thousand tasks, is in ``make torture``.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from proof.storms.lock_rivals import KEYS, LIMITS, Counters, is_task
 from tests.children import PATIENCE, eventually, query
 from tests.lock.looks import advisory
 
-SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "3"))
-PROCESSES, THREADS, TASKS = 4, 25, 250
+LONG = "HOLDFAST_STORM_SECONDS" in os.environ
+SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "1.5"))
+PROCESSES, THREADS, TASKS = (4, 25, 250) if LONG else (3, 15, 60)
 LIMIT = sum(LIMITS.values())
 """Connections of one client for locks, and one for calls; each process has two clients, one a flavour."""
 ROOT = Path(__file__).parents[2]
@@ -103,10 +107,10 @@ def storm(url: str, folder: Path) -> Iterator[Storm]:
 def test_never_two_holders_and_nothing_left(either: str, tmp_path: Path) -> None:
     with storm(either, tmp_path) as blowing:
         eventually(lambda: list(tmp_path.glob("*.jsonl")), "they are at work")
-        Nemesis([kill(blowing.pids), pause(blowing.pids)], seed=3, every=(0.3, 1.0), lasting=(0.1, 0.8)).run(SECONDS)
+        Nemesis([kill(blowing.pids), pause(blowing.pids)], seed=3, every=(0.2, 0.6), lasting=(0.1, 0.5)).run(SECONDS)
         if not either.startswith("sqlite"):
             eventually(lambda: blowing.most_sessions > LIMIT, "they have as many sessions as they may")
-        eventually(lambda: lines(tmp_path) > 500, "enough of them have had a lock")
+        eventually(lambda: lines(tmp_path) > 300, "enough of them have had a lock")
     holds = [event for event in read(tmp_path) if event.op == "believe"]
     assert overlaps(holds) == []
     _no_count_is_lost(holds, tmp_path)
@@ -114,7 +118,8 @@ def test_never_two_holders_and_nothing_left(either: str, tmp_path: Path) -> None
         eventually(lambda: not advisory(either), "no lock is left")
         eventually(lambda: query(either, SESSIONS) == [], "no session is left")
         assert blowing.most_sessions <= 2 * (LIMIT + 1)
-    assert overtaken(holds) < 0.02
+    if LONG:  # a machine that stops many at that place would decide the verdict of a short one
+        assert overtaken(holds) < 0.02
 
 
 def _no_count_is_lost(holds: list[Event], folder: Path) -> None:

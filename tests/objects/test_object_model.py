@@ -22,6 +22,7 @@ from holdfast.testing.checker.models import RegisterModel
 from holdfast.testing.history import operations, read
 from holdfast.testing.object_contract import drain
 from tests.conftest import migrated, server
+from tests.pairs import ONE_FLAVOUR
 from tests.raw_session import trials
 
 ids = st.sampled_from(["a", "b", "c"])
@@ -245,6 +246,7 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
 ]
 
 
+@ONE_FLAVOUR
 @pytest.mark.parametrize(
     ("call", "message"), [(call, message) for _, call, message in BAD], ids=[what for what, _, _ in BAD]
 )

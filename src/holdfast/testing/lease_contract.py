@@ -370,7 +370,7 @@ class LeaseContract:
     def test_fences_only_rise(self, connect: Connect, url: str) -> None:
         clients = [connect(url), connect(url)]
         fences = []
-        for number in range(24):
+        for number in range(12):
             with clients[number % 2].lease(f"job-{number % 3}", ttl=LONG) as grant:
                 fences.append(grant.fence)
         assert fences == sorted(set(fences))

@@ -204,9 +204,9 @@ class LockContract:
             with pytest.raises(holdfast.EngineError, match="closed"):
                 unused.lock(name).acquire()
 
-    @pytest.mark.parametrize(
-        ("name", "error", "message"),
-        [
+    def test_a_name_that_is_none(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        refused: list[tuple[Any, type[Exception], str]] = [
             ("", ValueError, "1 to 200 characters"),
             ("x" * 201, ValueError, "1 to 200 characters"),
             ("tab\there", ValueError, "control characters"),
@@ -221,13 +221,10 @@ class LockContract:
             (("", 7), ValueError, "namespace"),
             ((7, 7), TypeError, "namespace"),
             ((["agent"], 7), TypeError, "namespace"),
-        ],
-    )
-    def test_a_name_that_is_none(
-        self, connect: Connect, url: str, name: Any, error: type[Exception], message: str
-    ) -> None:
-        with pytest.raises(error, match=message):
-            connect(url).lock(name)
+        ]
+        for name, error, message in refused:
+            with pytest.raises(error, match=message):
+                client.lock(name)
 
     def test_the_first_and_the_last_number(self, connect: Connect, url: str) -> None:
         client, other = connect(url), connect(url)
@@ -235,13 +232,13 @@ class LockContract:
             with client.lock(("edge", number)):
                 assert other.lock(("edge", number)).try_acquire() is None
 
-    @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])
-    def test_a_timeout_that_is_none(self, connect: Connect, url: str, timeout: Any) -> None:
+    def test_a_timeout_that_is_none(self, connect: Connect, url: str) -> None:
         client = connect(url)
-        with pytest.raises((ValueError, TypeError), match="timeout"):
-            client.lock("import", timeout=timeout)
-        with pytest.raises((ValueError, TypeError), match="timeout"):
-            client.lock("import").acquire(timeout=timeout)
+        for timeout in (-1, float("nan"), "1", True):
+            with pytest.raises((ValueError, TypeError), match="timeout"):
+                client.lock("import", timeout=timeout)
+            with pytest.raises((ValueError, TypeError), match="timeout"):
+                client.lock("import").acquire(timeout=timeout)
 
     def test_an_on_lost_that_is_none(self, connect: Connect, url: str) -> None:
         with pytest.raises(ValueError, match="on_lost"):

@@ -281,7 +281,7 @@ class LeaseMachine(RuleBasedStateMachine):
 def test_lease_and_model_agree_on_every_answer(engine: str, sqlite_url: str) -> None:
     raw = Raw(migrated(sqlite_url if engine == "sqlite" else server().database()))
     bounded = settings(
-        max_examples=trials(50),
+        max_examples=trials(20),
         stateful_step_count=40,
         derandomize=True,
         deadline=None,

@@ -14,6 +14,7 @@ import holdfast
 from holdfast.lease.keeper import Keeper
 from holdfast.runtime.concurrency import MAX_NOTIFIERS, Owner
 from tests.children import PATIENCE, Child, eventually, kept, until
+from tests.pairs import EACH_ONCE
 
 FAST: dict[str, Any] = {"ttl": 600.0, "renew_every": 0.05}
 WHY: dict[str, Any] = {"actor": "operator", "reason": "test"}
@@ -42,25 +43,7 @@ def cancelling() -> int:
     return task.cancelling()
 
 
-def test_a_forced_release_is_learned_with_the_next_heartbeat_and_the_others_stay(
-    connect: Callable[..., Any], either: str
-) -> None:
-    client = connect(either)
-    told: list[Any] = []
-    taken = client.lease("taken", **FAST, on_lost=told.append).acquire()
-    kept = client.lease("kept", **FAST, on_lost=told.append).acquire()
-    assert client.leases.force_release("taken", **WHY)
-    eventually(lambda: taken.lost, "the holder learns")
-    with pytest.raises(holdfast.LeaseLost, match="'taken'"):
-        taken.check()
-    eventually(lambda: told, "on_lost is called")
-    assert taken.release() is False
-    successor = client.lease("taken", **FAST).acquire()
-    assert successor.fence > taken.fence
-    assert not kept.lost
-    assert len(told) == 1
-
-
+@EACH_ONCE
 def test_a_twin_of_the_same_holder_takes_it_and_the_first_learns(connect: Callable[..., Any], either: str) -> None:
     """A service that starts under its own name while its old process still lives."""
     client = connect(either)
@@ -188,6 +171,7 @@ async def under_lease(client: Any, form: str, body: Callable[[], Awaitable[None]
             await body()
 
 
+@pytest.mark.parametrize("run", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_cancel_becomes_lease_lost_in_every_form(run: Callable[[Main], None], postgres_url: str, form: str) -> None:
     async def main() -> None:
@@ -269,6 +253,7 @@ def test_an_outer_timeout_stays_a_timeout(run: Callable[[Main], None], postgres_
     run(main)
 
 
+@pytest.mark.parametrize("run", ["uvloop"], indirect=True)
 @pytest.mark.parametrize("names", [("outer",), ("inner",), ("inner", "outer")], ids="+".join)
 def test_nested_leases_lose_only_what_is_lost(
     run: Callable[[Main], None], postgres_url: str, names: tuple[str, ...]
@@ -326,6 +311,7 @@ def test_a_block_entered_with_a_grant_already_lost_does_not_run_on(postgres_url:
     asyncio.run(main())
 
 
+@EACH_ONCE
 def test_no_block_begins_with_a_grant_that_is_gone(connect: Callable[..., Any], either: str) -> None:
     client = connect(either)
     released = client.lease("a").acquire()

@@ -19,6 +19,7 @@ from holdfast.database.statements import StatementStep, statements
 from holdfast.testing import Postgres
 from tests.children import NONE, PATIENCE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
+from tests.pairs import EACH_ONCE, ONE_FLAVOUR
 
 HOUR = 3600.0
 
@@ -53,6 +54,7 @@ def own_server() -> Iterator[Postgres]:
         yield server
 
 
+@ONE_FLAVOUR
 def test_a_lease_lost_with_its_session_and_then_released_leaves_nothing(
     connect: Callable[..., Any], postgres_url: str
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_lease_lost_with_its_session_and_then_released_leaves_nothing(
     eventually(lambda: rows(postgres_url) == NONE, "the beat is gone")
 
 
+@EACH_ONCE
 def test_a_killed_holder_is_succeeded_long_before_its_ttl(connect: Callable[..., Any], either: str) -> None:
     """And its TTL lease is not: only what was taken with failover="session" goes with the session."""
     client = connect(either)
@@ -83,6 +86,7 @@ def test_a_killed_holder_is_succeeded_long_before_its_ttl(connect: Callable[...,
     assert past.outcome == "session_lost"
 
 
+@EACH_ONCE
 def test_a_standby_that_waits_already_is_woken_by_the_kill(connect: Callable[..., Any], either: str) -> None:
     """On PostgreSQL by the server, and not by its own polling."""
     client, got = connect(either), threading.Event()
@@ -128,6 +132,7 @@ def test_a_vigil_is_begun_anew_now_and_then(postgres_url: str, monkeypatch: pyte
         assert not standby.result(PATIENCE).lost
 
 
+@EACH_ONCE
 def test_a_stopped_holder_keeps_its_session_and_its_lease(connect: Callable[..., Any], either: str) -> None:
     """SIGSTOP is no end: the server and the kernel still see the session, and only the TTL decides."""
     client = connect(either)
@@ -182,6 +187,7 @@ def test_a_file_is_the_same_by_whatever_name(tmp_path: Path, failover: Any) -> N
     assert {each.name for each in tmp_path.iterdir()} == {"folder", "link.db", "shelf"}
 
 
+@EACH_ONCE
 def test_release_hands_a_session_lease_over_as_any_other(connect: Callable[..., Any], either: str) -> None:
     client = connect(either)
     with client.lease("term", ttl=HOUR, failover="session") as grant:

@@ -16,6 +16,7 @@ import holdfast
 from holdfast.testing import Proxy
 from holdfast.testing.sync_facade import SyncFacade
 from tests.children import NONE, PATIENCE, Child, eventually, rows
+from tests.pairs import EACH_ONCE, ONE_FLAVOUR
 
 _INTERRUPTED = """
 import signal, sys, threading, time, holdfast
@@ -146,6 +147,7 @@ def test_close_does_not_wait_for_a_slow_call_without_a_limit(
         eventually(lambda: rows(postgres_url) == NONE, "released later, by the keeper")
 
 
+@EACH_ONCE
 def test_a_renewal_of_a_long_lease_is_bounded_like_every_call(
     connect: Callable[..., Any], either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_renewal_of_a_long_lease_is_bounded_like_every_call(
     assert limits[0] <= 10.0
 
 
+@ONE_FLAVOUR
 def test_a_lease_granted_while_its_client_is_closed_is_given_back(
     connect: Callable[..., Any], postgres_url: str
 ) -> None:

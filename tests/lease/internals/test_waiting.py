@@ -18,6 +18,7 @@ from holdfast.testing import Postgres
 from holdfast.testing.lease_contract import refused_after_waiting
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
+from tests.pairs import ONE_FLAVOUR
 from tests.raw_session import Raw
 
 EXPIRE = """
@@ -72,6 +73,7 @@ def test_busy_says_nothing_of_the_askers_own_heartbeat(postgres_url: str) -> Non
             assert (row["token"], row["beat"]) == (None, None)
 
 
+@ONE_FLAVOUR
 @pytest.mark.usefixtures("changing")
 def test_a_refusal_while_it_changes_hands_names_no_time(connect: Callable[..., Any], postgres_url: str) -> None:
     """Be there another lease of the same TTL in this process or not."""
@@ -84,6 +86,7 @@ def test_a_refusal_while_it_changes_hands_names_no_time(connect: Callable[..., A
         assert "until" not in str(refused.value)
 
 
+@ONE_FLAVOUR
 def test_a_waiter_that_is_told_busy_asks_again_soon(
     connect: Callable[..., Any], postgres_url: str, changing: psycopg.Connection[Any]
 ) -> None:
@@ -137,6 +140,7 @@ def test_an_acquire_does_not_wait_for_one_that_is_not_committed(postgres_url: st
         assert after["status"] == ("held" if end == "commit" else "acquired")
 
 
+@ONE_FLAVOUR
 def test_a_client_is_refused_at_once_by_an_acquire_that_is_not_committed_and_waits_for_its_end(
     connect: Callable[..., Any], postgres_url: str
 ) -> None:
@@ -153,6 +157,7 @@ def test_a_client_is_refused_at_once_by_an_acquire_that_is_not_committed_and_wai
         assert waiting.result(PATIENCE) is not None
 
 
+@ONE_FLAVOUR
 def test_a_waiter_outlives_a_restart_of_the_server(connect: Callable[..., Any], own_server: Postgres) -> None:
     """As the holder does. Nobody watches over a standby that waits for ever."""
     url = migrated(own_server.database())
@@ -180,6 +185,7 @@ def test_a_waiter_outlives_a_restart_of_the_server(connect: Callable[..., Any], 
     heir.release()
 
 
+@ONE_FLAVOUR
 def test_a_waiter_whose_server_stays_away_is_told_when_its_time_is_up(
     connect: Callable[..., Any], own_server: Postgres
 ) -> None:
@@ -229,6 +235,7 @@ COLLIDING = ("name-19780", "name-26854")
 """Two names with the same ``hashtext``."""
 
 
+@ONE_FLAVOUR
 def test_names_whose_hashes_collide_are_still_two_names(connect: Callable[..., Any], postgres_url: str) -> None:
     """Locks that show who waits, and who takes, are on hashes. A collision may wake in vain; it grants nothing."""
     one, other = COLLIDING

@@ -26,8 +26,11 @@ update holdfast.beat set expires_at = clock_timestamp() where id = (select beat 
 _urls: dict[int, str] = {}
 
 
-LEVELS = list(psycopg.IsolationLevel)[1:]
-PLACES = [*((NEWEST, level) for level in LEVELS), *zip(MAJORS[:-1], LEVELS[1:] * len(MAJORS), strict=False)]
+PLACES = [
+    (NEWEST, psycopg.IsolationLevel.READ_COMMITTED),
+    (MAJORS[0], psycopg.IsolationLevel.REPEATABLE_READ),
+    (NEWEST, psycopg.IsolationLevel.SERIALIZABLE),
+]
 """Every isolation level, because what a takeover is told apart by differs in each; and every version, because how a row
 shows who has locked it is the server's own business."""
 

@@ -15,6 +15,12 @@ from tests.user_connections import Subject, ask, entered, settled, shared_postgr
 ON_POSTGRES = [*user_connections.POSTGRES, *user_connections.ALCHEMY]
 ON_SQLITE = [*user_connections.SQLITE, *user_connections.ALCHEMY_SQLITE]
 AT = ("start", "commit")
+SIDE = pytest.mark.parametrize(
+    "subject",
+    ["psycopg", "connection-pg8000", "session-asyncpg-async", "sqlite3", "sqlite3-manual"],
+    indirect=True,
+)
+"""Kinds for what the user does beside the promise itself: of each way to end a transaction, one."""
 
 
 @pytest.fixture(params=ON_POSTGRES + ON_SQLITE)
@@ -47,11 +53,13 @@ async def test_the_holder_commits_a_transaction_opened_for_it(subject: Subject) 
         assert subject.rows() == ["done"] * number
         assert at_rest(subject)
         assert await settled(grant.release())
+    await commits_its_own(subject, 2)
 
 
-async def test_the_holder_commits_its_own_transaction_and_learns_its_fence(subject: Subject) -> None:
+async def commits_its_own(subject: Subject, before: int) -> None:
+    """A transaction that the user begins and commits. Protecting it returns the fence."""
     grant = await subject.acquire()
-    for number, at in enumerate(AT):
+    for number, at in enumerate(AT, before):
         await subject.begin()
         assert await settled(grant.protect(subject.connection, at=at)) == grant.fence
         await subject.write("done")
@@ -88,6 +96,7 @@ async def test_a_holder_whose_time_is_over_is_refused_although_nobody_has_taken_
         await subject.rollback()
 
 
+@SIDE
 async def test_an_error_in_the_block_rolls_back_and_stays_the_error_it_was(subject: Subject) -> None:
     grant = await subject.acquire()
     for number, at in enumerate(AT):
@@ -100,21 +109,17 @@ async def test_an_error_in_the_block_rolls_back_and_stays_the_error_it_was(subje
 
 
 async def test_a_superseded_holder_is_refused_by_its_own_commit(on_postgres: Subject) -> None:
-    """The commit is the user's; holdfast is not on the stack, and FencedOut comes out of it all the same."""
+    """The commit is the user's; holdfast is not on the stack, and FencedOut comes out of it all the same. Then that at
+    the end of a block, which is holdfast's."""
     subject = on_postgres
     grant = await subject.acquire()
     await settled(grant.protect(subject.connection, at="commit"))
     await subject.write("stale")
-    subject.supersede()
+    successor = subject.supersede()
     with pytest.raises(FencedOut, match=subject.name):
         await subject.commit()
     await subject.rollback()
-    assert subject.rows() == []
-    assert at_rest(subject)
-
-
-async def test_a_superseded_holder_is_refused_at_the_end_of_the_block(on_postgres: Subject) -> None:
-    subject = on_postgres
+    assert successor.release()
     grant = await subject.acquire()
     with pytest.raises(FencedOut, match=subject.name):
         await subject.write_within(grant, "commit", "stale", subject.supersede)
@@ -138,6 +143,7 @@ async def test_without_protection_the_stale_write_goes_through(subject: Subject)
     assert subject.rows() == ["stale"]
 
 
+@SIDE
 async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject) -> None:
     """Tables the user made in it included; and the lease is free to go at once."""
     for at in AT:
@@ -154,6 +160,7 @@ async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject) -> Non
             assert heir.fence > grant.fence
 
 
+@SIDE
 async def test_an_open_transaction_is_not_opened_again(subject: Subject) -> None:
     if getattr(subject.connection, "autocommit", None) is False and not subject.on_postgres:
         pytest.skip("this connection always has one open, and nobody can tell whether it has written")
@@ -178,6 +185,7 @@ async def test_only_two_forms_are_known(subject: Subject) -> None:
             raise AssertionError
 
 
+@pytest.mark.parametrize("on_postgres", ["psycopg-async", "session-asyncpg-async"], indirect=True)
 async def test_a_failed_transaction_is_told_as_such(on_postgres: Subject) -> None:
     """Not as a lease that has passed on: it has not."""
     subject = on_postgres

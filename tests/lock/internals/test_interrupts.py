@@ -27,7 +27,7 @@ from tests.children import PATIENCE, eventually, until
 from tests.interrupts import returns
 from tests.lock.looks import advisory
 
-STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
+STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "17"))
 """Every so many instructions; 1 for all of them."""
 
 

@@ -11,7 +11,7 @@ from tests.lock.internals.mux_cut import CutWorld
 from tests.lock.internals.mux_past import PastWorld
 from tests.lock.internals.mux_world import World
 
-EXAMPLES = int(os.environ.get("HOLDFAST_MUX_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("HOLDFAST_MUX_EXAMPLES", "50"))
 
 TestMux = World.TestCase
 TestMux.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)

@@ -21,7 +21,7 @@ from tests.children import PATIENCE, eventually
 from tests.conftest import server
 from tests.lock.looks import advisory
 
-ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "60"))
+ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "30"))
 
 
 def nothing_left(url: str) -> None:

@@ -20,6 +20,7 @@ from holdfast.objects.changes import Position
 from holdfast.testing import Proxy
 from holdfast.testing.object_contract import drain
 from tests.children import PATIENCE, eventually, query
+from tests.pairs import EACH_ONCE
 from tests.raw_session import trials, waiters
 
 
@@ -282,6 +283,7 @@ def test_whoever_waits_is_woken_by_the_writer_and_not_by_its_own_asking(postgres
             watch.close()
 
 
+@EACH_ONCE
 def test_a_watch_that_somebody_reads_is_refused_to_others(connect: Any, either: str) -> None:
     """Both would read the same batch, and each change would be returned twice."""
     watch, writer = connect(either).objects.watch(), connect(either).objects

@@ -1,4 +1,4 @@
-"""The object contract on every engine of this machine, in both flavours; and what only our own engines can show."""
+"""The object contract on every engine, in both flavours; and what only our own engines can show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from holdfast.testing.object_contract import ObjectContract, drain
 from holdfast.testing.server import until
 from tests.children import PATIENCE, query
 from tests.conftest import MAJORS, shared
-from tests.user_connections import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
+from tests.pairs import CONTRACT
+from tests.user_connections import ALCHEMY, POSTGRES, settled, subject
 
 Connect = Callable[..., Any]
 
@@ -34,11 +35,20 @@ def url(emptied: str) -> str:
     return emptied
 
 
+@CONTRACT
 class TestObjects(ObjectContract):
     pass
 
 
-@pytest.mark.parametrize("kind", [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE])
+KINDS = [
+    "psycopg", "psycopg-async", "sqlite3", "sqlite3-async", "sqlite3-manual", "connection-psycopg2", "session-pg8000",
+    "scoped-asyncpg-async", "session-pysqlite", "session-aiosqlite-async",
+]  # fmt: skip
+"""Each database driver once, because statements are sent through it, and each wrapper of SQLAlchemy. That every kind of
+connection is told apart is shown where leases protect transactions."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_write_in_the_users_transaction_stays_or_goes_with_it(kind: str, sqlite_url: str) -> None:
     where = shared(MAJORS[-1]) if kind in POSTGRES or kind in ALCHEMY else sqlite_url
     async with subject(kind, where) as each:
