@@ -315,7 +315,7 @@ class ObjectContract:
         head, slash, rest = objects.cursor().partition("/")
         foreign = f"{int(head) + 1}/{rest}" if slash else str(int(head) + (1 << 33))
         with pytest.raises(holdfast.CursorExpired, match=r"objects\.cursor\(\)"):
-            objects.watch(since=foreign).next(timeout=5)
+            objects.watch(since=foreign).next(timeout=PATIENCE)
 
 
 def drain(watch: Any) -> list[Any]:

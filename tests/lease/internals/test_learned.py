@@ -144,11 +144,12 @@ def test_housekeeping_that_has_to_wait_costs_no_lease_that_lives_with_its_sessio
 
 def test_what_cannot_be_released_at_exit_keeps_nothing_else(postgres_url: str) -> None:
     program = """
-    import sys, holdfast, holdfast.database.background, psycopg
+    import sys, holdfast, holdfast.database.background, holdfast.lease.grant, psycopg
+    holdfast.lease.grant._RELEASE_PATIENCE = 0.2
     holdfast.database.background.EXIT_BUDGET = 30.0  # a busy machine needs longer
     client, connection = holdfast.Client(sys.argv[1]), psycopg.connect(sys.argv[1])
     other = client.lease("other", ttl=600).acquire()
-    with client.lease("protected", ttl=3) as grant:
+    with client.lease("protected", ttl=60) as grant:
         grant.protect(connection)
     print("left")
     """

@@ -1,6 +1,6 @@
 """The lease against a model of it, on a virtual clock: whatever is asked in whatever order, both give the same answer.
 
-Time passes by making the rows older. Lifetimes and steps are chosen so that no comparison is ever closer than 15 s to
+Time passes by making the rows older. Lifetimes and steps are chosen so that no comparison is ever closer than 150 s to
 its instant, which is the time an example may take.
 """
 
@@ -26,8 +26,8 @@ from tests.raw_session import Raw, Row, acquisition, trials
 NAMES = ("one", "two", "three")
 names = st.sampled_from(NAMES)
 holders = st.integers(0, 4)
-ttls = st.sampled_from([95.0, 335.0])
-at_leasts = st.sampled_from([0.0, 55.0, 95.0])
+ttls = st.sampled_from([950.0, 3350.0])
+at_leasts = st.sampled_from([0.0, 550.0, 950.0])
 picks = st.integers(0, 10**6)
 
 
@@ -139,7 +139,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.everything() == before
         elif self.live(name) and held is not None and (held.kept or not self.reenters(held, request)):
             assert (row["status"], row["held_by"], row["fence"], row["token"]) == ("held", held.holder, None, None)
-            assert row["remaining"] == pytest.approx(self.beats[held.beat].expires - self.now, abs=15)
+            assert row["remaining"] == pytest.approx(self.beats[held.beat].expires - self.now, abs=150)
             assert self.everything() == before
         elif self.needs(request) and not self.breathes(request["beat"]):
             assert (row["status"], row["fence"]) == ("beat_lost", None)
@@ -172,7 +172,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.beats[row["beat"]] = Beat(request["ttl"], self.now + request["ttl"], request["solo"])
             if request["beat"] is None and not request["solo"]:
                 self.shared.append((row["beat"], request["ttl"]))
-        assert row["remaining"] == pytest.approx(self.beats[row["beat"]].expires - self.now, abs=15)
+        assert row["remaining"] == pytest.approx(self.beats[row["beat"]].expires - self.now, abs=150)
         keep = self.now + request["at_least"] if request["at_least"] else 0.0
         self.leases[name] = Held(request["holder"], request["token"], row["beat"], row["fence"], keep)
 
@@ -257,8 +257,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(steps=st.sampled_from([1, 2, 4, 10]))
     def advance(self, steps: int) -> None:
-        self.now += 20 * steps
-        self.raw.pass_time(20 * steps)
+        self.now += 200 * steps
+        self.raw.pass_time(200 * steps)
 
     @invariant()
     def the_same_leases_live(self) -> None:
