@@ -32,8 +32,8 @@ STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "17"))
 
 
 SPARED = (
-    "/errors.py", "/names.py", "/lease/", "/database/statements.py", "/lock/claims.py", "/lock/mend.py", "/lock/mux.py",
-    "/lock/sessions.py", "/lock/standing.py", "/lock/terms.py", "/lock/tickets.py",
+    "/errors.py", "/names.py", "/holdfast/lease/", "/database/statements.py", "/lock/claims.py", "/lock/mend.py",
+    "/lock/mux.py", "/lock/sessions.py", "/lock/standing.py", "/lock/terms.py", "/lock/tickets.py",
 )  # fmt: skip
 """What decides is put right by ``lock.mend``, and the keeper has a thread of its own."""
 FIRST = ("__exit__", "release", "__aexit__", "leave")

@@ -65,8 +65,9 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
     claims = inner._locks.sessions._pump.mux.claims
     tickets: list[Any] = []
 
-    def queued() -> list[Any]:
-        return [ticket for each in list(claims.values()) if isinstance(each, Claim) for ticket in list(each.queue)]
+    def stands_in_line() -> bool:
+        tickets.extend(ticket for each in list(claims.values()) if isinstance(each, Claim) for ticket in [*each.queue])
+        return bool(tickets)
 
     def wait() -> None:
         if how == "acquire":
@@ -77,7 +78,7 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
 
     with ThreadPoolExecutor(1) as pool:
         asked, waiting = now(), pool.submit(wait)
-        eventually(lambda: waiting.done() or tickets.extend(queued()) or tickets, "it stands in line")
+        eventually(lambda: stands_in_line() or waiting.done(), "it stands in line")
         assert asked + 15 <= tickets[0].deadline <= now() + 15
         held.release()
         with suppress(holdfast.AcquireTimeout):  # the machine may pause for fifteen seconds
