@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 
 from tests import fork_server
 from tests.children import PATIENCE, eventually
-from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.cli.command import IMPORTED, PROGRAM, SCRIPT, environment
 from tests.fork_server import Forked
 
 FAMILY = ("sh", "-c", "sleep 1000 & echo $$ $!; wait")
@@ -33,6 +33,17 @@ run._run, run.REPORTS = often, 1000
 """Run before the command line: heartbeats and reports to the watchdog several times a second, whatever the TTL."""
 
 
+JUMP = f"""{OFTEN}
+import os, time
+from holdfast.runtime.clock import now
+real = time.clock_gettime
+def jumping(clock): return real(clock) + 600 * os.path.exists(os.environ["JUMP"])
+time.clock_gettime = jumping
+now.__setstate__((jumping, (time.CLOCK_BOOTTIME,), {{}}, None))  # which modules have by its name
+"""
+"""Run before the command line: its clocks are ten minutes ahead once the file named JUMP is there."""
+
+
 def finish(
     url: str, *arguments: str | bytes, more: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
@@ -40,7 +51,7 @@ def finish(
     env = environment(HOLDFAST_URL=url, **(more or {}))
     if not options:
         command = [SCRIPT, "run", *map(os.fsdecode, arguments)]
-        return fork_server.finish(PROGRAM, *command, timeout=PATIENCE, cwd=cwd, env=env)
+        return fork_server.finish(PROGRAM, *command, timeout=PATIENCE, cwd=cwd, env=env, also=IMPORTED)
     options = {"capture_output": True, "stdin": subprocess.DEVNULL, "text": True, **options}
     return subprocess.run([SCRIPT, "run", *arguments], timeout=PATIENCE, check=False, cwd=cwd, env=env, **options)
 
@@ -48,13 +59,15 @@ def finish(
 class Run:
     """A running `holdfast run`, forked from a process that has imported its modules. It and its children are killed at
     the end of the block. ``before`` is Python code that runs before the command line. With ``own`` it has an
-    interpreter of its own, so that the process list shows its command line."""
+    interpreter of its own, so that the process list shows its command line. By default its TTL is ten minutes: it must
+    not lose its lease while the machine stands still."""
 
     def __init__(
         self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None,
         name: str = "job", before: str = "", own: bool = False,
     ) -> None:  # fmt: skip
-        words = [SCRIPT, "run", *options, name, "--", *command]
+        ttl = () if "--ttl" in options else ("--ttl", "600")
+        words = [SCRIPT, "run", *ttl, *options, name, "--", *command]
         env = environment(HOLDFAST_URL=url, **(more or {}))
         stdin, stdin_writer = os.pipe()
         stdout_reader, stdout = os.pipe()
@@ -67,7 +80,9 @@ class Run:
             )
         else:
             program = f"{before}\n{PROGRAM}"
-            self.process = Forked(program, *words, streams=streams, buffered=True, env=env, new_session=True)
+            self.process = Forked(
+                program, *words, streams=streams, buffered=True, also=IMPORTED, env=env, new_session=True
+            )
         for stream in streams:
             os.close(stream)
         self.pid = self.process.pid

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from tests.children import query
-from tests.cli.command import ask, at, call, valid
+from tests.cli.command import ask, at, invoke, printed, valid
 from tests.conftest import server
 
 
@@ -44,7 +44,7 @@ def test_it_passes_and_nothing_stays(either: str) -> None:
 
 
 def test_as_json_it_is_as_its_schema_says(either: str) -> None:
-    document = valid("check", ask(*at(either, "check", "--json")))
+    document = valid("check", printed(*at(either, "check", "--json")))
     assert (document["ok"], document["passed"]) == (True, 7)
     assert [case["number"] for case in document["cases"]] == list(range(1, 8))
     assert document["cases"][6]["found"].startswith("taken_over with fence ")
@@ -60,7 +60,7 @@ def test_a_role_that_may_only_hold_leases_may_check(postgres_url: str) -> None:
         query(postgres_url, f"create role {role} login")
         query(postgres_url, f"grant usage on schema holdfast to {role}")
         query(postgres_url, f"grant execute on all functions in schema holdfast to {role}")
-        assert "7/7" in ask(*at(postgres_url.replace("postgres@", f"{role}@"), "check"))
+        assert "7/7" in printed(*at(postgres_url.replace("postgres@", f"{role}@"), "check"))
     finally:
         server().execute(f"drop owned by {role}", dbname=name)
         server().execute(f"drop role {role}")
@@ -69,7 +69,7 @@ def test_a_role_that_may_only_hold_leases_may_check(postgres_url: str) -> None:
 def test_a_release_that_takes_any_token_is_found_out(postgres_url: str) -> None:
     break_release(postgres_url, "sql", "select true")
     before = everything(postgres_url)
-    done = call(*at(postgres_url, "check"))
+    done = invoke(*at(postgres_url, "check"))
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert "4  FAIL  release with a wrong token: false" in lines
@@ -77,20 +77,20 @@ def test_a_release_that_takes_any_token_is_found_out(postgres_url: str) -> None:
     assert [line[0] for line in lines if "FAIL" in line] == ["4", "5", "6", "7"]
     assert lines[-1] == "3/7  do not trust leases in this database"
     assert everything(postgres_url) == before
-    failed = call(*at(postgres_url, "check", "--json"))
+    failed = invoke(*at(postgres_url, "check", "--json"))
     assert (failed.returncode, valid("check", failed.stdout)["ok"]) == (1, False)
 
 
 def test_an_error_half_way_is_told_and_the_rest_is_not_asked(postgres_url: str) -> None:
     break_release(postgres_url, "plpgsql", "begin raise exception '[bold]broken'; end")
     before = everything(postgres_url)
-    done = call(*at(postgres_url, "check", "--json"))
+    done = invoke(*at(postgres_url, "check", "--json"))
     document = valid("check", done.stdout)
     assert (done.returncode, document["passed"]) == (1, 3)
     assert "[bold]broken" in document["cases"][3]["found"]
     assert [case["found"] for case in document["cases"][4:]] == ["not asked"] * 3
     assert everything(postgres_url) == before
-    assert "[bold]broken" in call(*at(postgres_url, "check")).stdout
+    assert "[bold]broken" in invoke(*at(postgres_url, "check")).stdout
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def test_an_error_half_way_is_told_and_the_rest_is_not_asked(postgres_url: str) 
 def test_an_sqlite_file_with_wrong_ways_is_found_out_and_nothing_stays(
     sqlite_url: str, sabotage: str, case: int
 ) -> None:
-    ask(*at(sqlite_url, "ls"))
+    printed(*at(sqlite_url, "ls"))
     query(sqlite_url, f"create trigger sabotage {sabotage}")
     before = everything(sqlite_url)
-    done = call(*at(sqlite_url, "check", "--json"))
+    done = invoke(*at(sqlite_url, "check", "--json"))
     assert done.returncode == 1
     assert next(each["number"] for each in valid("check", done.stdout)["cases"] if not each["ok"]) == case
     assert everything(sqlite_url) == before
 
 
 def test_a_database_without_the_tables_says_what_to_run() -> None:
-    done = call(*at(server().database(), "check"))
+    done = invoke(*at(server().database(), "check"))
     assert (done.returncode, done.stdout) == (1, "")
     assert "holdfast migrate up" in done.stderr

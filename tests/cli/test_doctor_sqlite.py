@@ -15,7 +15,8 @@ import pytest
 
 import holdfast
 from holdfast.testing.server_user import server_user
-from tests.cli.command import SCRIPT, at, call, environment, valid
+from tests.children import PATIENCE
+from tests.cli.command import SCRIPT, at, environment, invoke, valid
 
 CHECKS = {
     "boot", "connection", "filesystem", "integrity", "journal", "schema", "space", "version", "writable", "write_lock"
@@ -30,7 +31,7 @@ def read(done: subprocess.CompletedProcess[str], code: int) -> dict[str, dict[st
 
 
 def doctor(url: str, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
-    return read(call(*at(url, "doctor", "--json", *arguments)), code)
+    return read(invoke(*at(url, "doctor", "--json", "--timeout", f"{PATIENCE:g}", *arguments)), code)
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -133,10 +134,12 @@ def test_damage_in_our_tables_fails(used_url: str) -> None:
     assert "damaged" in findings["integrity"]["found"]
 
 
-def test_a_write_lock_that_somebody_keeps_fails_in_bounded_time(used_url: str) -> None:
+def test_a_write_lock_that_somebody_keeps_fails_in_bounded_time(used_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.doctor.examine._PROBE", 0.1)
     with closing(sqlite3.connect(path(used_url), isolation_level=None)) as file:
         file.execute("begin immediate")
-        findings = doctor(used_url, "--timeout", "1", code=1)
+        findings = doctor(used_url, code=1)
         file.execute("rollback")
     assert {check for check, each in findings.items() if each["status"] == "fail"} == {"write_lock"}
+    monkeypatch.undo()
     assert doctor(used_url)["write_lock"]["status"] == "ok"

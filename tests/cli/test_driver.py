@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.cli.command import Running, ask, call, columns_of, valid
+from tests.cli.command import Running, ask, columns_of, invoke, printed, valid
 from tests.driver.daemon import clean, reaches
 
 
@@ -27,27 +27,27 @@ def here(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
-    assert call("driver", "ls", cwd=here).stderr == "no sandbox is there\n"
+    assert invoke("driver", "ls", cwd=here).stderr == "no sandbox is there\n"
     script = "echo $COLOUR; echo two; exec sleep 1000"
     create = ("driver", "create", "web", "--env", "COLOUR=red=1", "--open-files", "99", "--", "sh", "-c", script)
     assert ask(*create, cwd=here) == "created web\n"
-    assert ask(*create, cwd=here) == "created web\n", "the same again"
-    assert call("driver", "create", "web", "--", "true", cwd=here).returncode == 1
-    ask("driver", "create", "gone", "--", "sh", "-c", "exit 3", cwd=here)
+    assert printed(*create, cwd=here) == "created web\n", "the same again"
+    assert invoke("driver", "create", "web", "--", "true", cwd=here).returncode == 1
+    printed("driver", "create", "gone", "--", "sh", "-c", "exit 3", cwd=here)
 
     where = f"unix:{here}/holdfast-driver/driver.sock"
     reaches(holdfast.ProcessDriver(where), "gone", "Exited")
-    rows = {row["sandbox"]: (row["state"], row["exit"]) for row in columns_of(ask("driver", "ls", cwd=here))}
+    rows = {row["sandbox"]: (row["state"], row["exit"]) for row in columns_of(printed("driver", "ls", cwd=here))}
     assert rows == {"web": ("Started", "-"), "gone": ("Exited", "3")}
-    gone, web = valid("driver-ls", ask("driver", "ls", "--json", cwd=here))
+    gone, web = valid("driver-ls", printed("driver", "ls", "--json", cwd=here))
     assert (gone["exit_code"], gone["ready"]) == (3, False)
     assert (web["env"], web["limits"], web["ready"]) == (["COLOUR"], {"open_files": 99}, True)
-    assert ask("driver", "log", "web", cwd=here) == "red=1\ntwo\n"
-    assert ask("driver", "log", "web", "--tail", "1", cwd=here) == "two\n"
-    assert ask("driver", "rm", "web", "gone", "never", HOLDFAST_DRIVER=where).splitlines() == [
+    assert printed("driver", "log", "web", cwd=here) == "red=1\ntwo\n"
+    assert printed("driver", "log", "web", "--tail", "1", cwd=here) == "two\n"
+    assert printed("driver", "rm", "web", "gone", "never", HOLDFAST_DRIVER=where).splitlines() == [
         "removed web", "removed gone", "removed never"
     ]  # fmt: skip
-    assert ask("driver", "--folder", "holdfast-driver", "ls", "--json", cwd=here) == "[]\n"
+    assert printed("driver", "--folder", "holdfast-driver", "ls", "--json", cwd=here) == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
     ],
 )
 def test_a_mistake_is_a_line_on_stderr(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
-    done = call("driver", *arguments, cwd=tmp_path)
+    done = invoke("driver", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert not (tmp_path / "holdfast-driver").exists()

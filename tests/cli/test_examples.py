@@ -36,7 +36,7 @@ def test_the_crontab_is_one_and_skips_what_another_machine_does() -> None:
         *when, command = line.split(" ", 5)
         assert SCHEDULE.match(" ".join(when)), line
         assert "%" not in command, "cron takes it for the end of the line"
-        subprocess.run(["/bin/sh", "-n", "-c", command], check=True, timeout=30)
+        subprocess.run(["/bin/sh", "-n", "-c", command], check=True, timeout=PATIENCE)
         jobs.append(parsed(shlex.split(command)))
     assert [(job["name"], job["skip"]) for job in jobs] == [("sweep", True), ("nightly", True)]
 
@@ -48,7 +48,7 @@ def test_the_unit_is_one_and_waits_for_its_turn() -> None:
     assert (values["wait"], values["argv"]) == (True, ["/opt/app/sweeper"])
     if shutil.which("systemd-analyze"):
         done = subprocess.run(
-            ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+            ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert "sweep.service:" not in done.stderr, done.stderr
 
@@ -66,11 +66,11 @@ def test_the_cronjob_is_one_and_takes_its_url_from_a_secret() -> None:
     assert pod["restartPolicy"] in ("Never", "OnFailure")
 
 
-def test_the_deploy_step_migrates_once_at_a_time_from_many_machines(either: str, tmp_path: Path) -> None:
+def test_the_deploy_step_migrates_once_at_a_time_from_many_machines(postgres_url: str, tmp_path: Path) -> None:
     """Two at once: the second begins when the first is done. What they do is visible if they overlap."""
     script = EXAMPLES / "deploy-migration" / "migrate.sh"
     migrate = f"mkdir {tmp_path}/busy && echo $HOLDFAST_LEASE >> {tmp_path}/done && rmdir {tmp_path}/busy"
-    more = environment(HOLDFAST_URL=either, MIGRATE=migrate)
+    more = environment(HOLDFAST_URL=postgres_url, MIGRATE=migrate)
     more["PATH"] = f"{Path(SCRIPT).parent}:{more['PATH']}"
     steps = [subprocess.Popen([str(script)], env=more, stdout=subprocess.DEVNULL) for _ in range(2)]
     try:
@@ -84,5 +84,5 @@ def test_the_deploy_step_migrates_once_at_a_time_from_many_machines(either: str,
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.sh")), ids=lambda path: path.name)
 def test_scripts_parse_and_can_be_executed(script: Path) -> None:
-    subprocess.run(["/bin/sh", "-n", str(script)], check=True, timeout=30)
+    subprocess.run(["/bin/sh", "-n", str(script)], check=True, timeout=PATIENCE)
     assert script.stat().st_mode & 0o111

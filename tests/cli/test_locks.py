@@ -20,7 +20,19 @@ import pytest
 
 import holdfast
 from tests.children import PATIENCE, Child, eventually, query
-from tests.cli.command import SCRIPT, Running, ask, at, call, columns_of, environment, on_terminal, valid
+from tests.cli.command import (
+    SCRIPT,
+    Running,
+    ask,
+    at,
+    call,
+    columns_of,
+    environment,
+    invoke,
+    on_terminal,
+    printed,
+    valid,
+)
 from tests.conftest import server
 
 LONG = "a lock with a rather long name, as people give them"
@@ -43,7 +55,7 @@ def foreign(url: str, statement: str, name: str = "somebody else") -> Iterator[t
 
 
 def listed(url: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = valid("locks", ask(*at(url, "locks", "--json")))
+    rows: list[dict[str, Any]] = valid("locks", printed(*at(url, "locks", "--json")))
     return rows
 
 
@@ -125,7 +137,7 @@ def test_another_schema_has_names_of_its_own(postgres_url: str) -> None:
     with holdfast.Client(postgres_url, schema="other") as client:
         client.migrate()
         client.lock(("agent", 7)).acquire()
-        [row] = valid("locks", ask("--schema", "other", *at(postgres_url, "locks", "--json")))
+        [row] = valid("locks", printed("--schema", "other", *at(postgres_url, "locks", "--json")))
         assert (row["namespace"], row["entity_id"]) == ("agent", 7)
 
 
@@ -149,7 +161,7 @@ def test_on_sqlite_the_kernel_tells_who_holds_what(tmp_path: Path) -> None:
 
 
 def test_an_empty_list_says_so_beside_the_data(either: str) -> None:
-    done = call(*at(either, "locks"))
+    done = invoke(*at(either, "locks"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "no lock is held\n")
     assert listed(either) == []
 
@@ -246,7 +258,7 @@ def test_break_of_a_session_without_a_lock_is_refused_and_recorded(postgres_url:
         foreign(server().database(), "select pg_advisory_lock(1)") as (_, elsewhere),
     ):
         for number in (pid, elsewhere, 2**31 - 1):
-            done = call(*at(postgres_url, "locks", "break", str(number), "--reason", "x"))
+            done = invoke(*at(postgres_url, "locks", "break", str(number), "--reason", "x"))
             assert (done.returncode, done.stdout) == (1, "")
             assert done.stderr == (
                 f"holdfast: session {number} was not ended: it neither holds nor waits for an advisory lock "
@@ -301,7 +313,7 @@ def test_break_on_sqlite_is_refused_in_clear_words_and_recorded(sqlite_url: str)
 def test_wrong_arguments_are_explained_and_nothing_is_done(
     sqlite_url: str, arguments: tuple[str, ...], wanted: str
 ) -> None:
-    done = call(*at(sqlite_url, "locks", *arguments))
+    done = invoke(*at(sqlite_url, "locks", *arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert wanted in done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from tests.children import query
-from tests.cli.command import ask, at, call, columns_of, on_terminal, valid
+from tests.cli.command import ask, at, call, columns_of, invoke, on_terminal, printed, valid
 
 BY_JANE = ("--actor", "jane", "--reason", "the bank says no")
 REGISTER = """
@@ -60,73 +60,79 @@ def test_operations_are_listed(filled: str) -> None:
     ]  # fmt: skip
     assert rows[1]["error"] == r"ValueError: broken\x1b[31m"
     assert rows[1]["dataset"] == "parcels"
-    records = valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "failure", "--dataset", "parcels")))
+    records = valid(
+        "ops-ls", printed(*at(filled, "ops", "ls", "--json", "--status", "failure", "--dataset", "parcels"))
+    )
     assert [(each["label"], each["error"]["type"]) for each in records] == [("etl/load: upsert parcels", "ValueError")]
-    assert valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "running"))) == []
-    assert call(*at(filled, "ops", "ls", "--status", "running")).stderr == "no operation is running\n"
-    assert len(valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--most", "1")))) == 1
+    assert valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--status", "running"))) == []
+    assert invoke(*at(filled, "ops", "ls", "--status", "running")).stderr == "no operation is running\n"
+    assert len(valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--most", "1")))) == 1
     assert "publish:7" in on_terminal(*at(filled, "ops", "ls"), columns=40)
 
 
 def test_one_is_shown_with_its_entries_by_text_or_by_digits(either: str) -> None:
     filled = fill(either)
-    document = valid("ops-show", ask(*at(filled, "ops", "show", "charge:42", "--json")))
+    document = valid("ops-show", printed(*at(filled, "ops", "show", "charge:42", "--json")))
     assert (document["label"], document["status"], document["entries"][-1]["hash"]) == (
         "charge:42", "success", document["pointer"].partition(":")[2])  # fmt: skip
-    assert valid("ops-show", ask(*at(filled, "ops", "show", document["key"], "--json"))) == document
-    text = ask(*at(filled, "ops", "show", "publish:7"))
+    assert valid("ops-show", printed(*at(filled, "ops", "show", document["key"], "--json"))) == document
+    text = printed(*at(filled, "ops", "show", "publish:7"))
     assert "partial" in text
     assert '{"name":"draft","value":42}' in text
-    done = call(*at(filled, "ops", "show", "nobody's"))
+    done = invoke(*at(filled, "ops", "show", "nobody's"))
     assert (done.returncode, done.stderr) == (1, 'holdfast: there is no operation "nobody\'s"\n')
 
 
 def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
-    [state] = valid("ops-replay", ask(*at(filled, "ops", "replay", "charge:42", "--json")))
+    [state] = valid("ops-replay", printed(*at(filled, "ops", "replay", "charge:42", "--json")))
     assert (state["status"], state["result"], state["attempt"]) == ("success", {"id": 7}, 1)
-    assert len(valid("ops-replay", ask(*at(filled, "ops", "replay", "--since", "600", "--json")))) == 3
-    assert {row["status"] for row in columns_of(ask(*at(filled, "ops", "replay")))} == {"success", "failure", "partial"}
+    assert len(valid("ops-replay", printed(*at(filled, "ops", "replay", "--since", "600", "--json")))) == 3
+    assert {row["status"] for row in columns_of(printed(*at(filled, "ops", "replay")))} == {
+        "success",
+        "failure",
+        "partial",
+    }
     for command in ("replay", "verify"):
-        done = call(*at(filled, "ops", command, "nobody's"))
+        done = invoke(*at(filled, "ops", command, "nobody's"))
         assert (done.returncode, "there is no operation" in done.stderr) == (1, True)
-        assert call(*at(filled, "ops", command, "charge:42", "--since", "0.001")).returncode == 0, "it is just older"
-    done = call(*at(filled, "ops", "replay", "--since", "1e300"))
+        assert invoke(*at(filled, "ops", command, "charge:42", "--since", "0.001")).returncode == 0, "it is just older"
+    done = invoke(*at(filled, "ops", "replay", "--since", "1e300"))
     assert (done.returncode, "--since must be seconds" in done.stderr) == (2, True)
 
 
 def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: Path) -> None:
-    document = valid("ops-verify", ask(*at(filled, "ops", "verify", "--json")))
+    document = valid("ops-verify", printed(*at(filled, "ops", "verify", "--json")))
     assert (document["passed"], document["operations"]) == (True, 3)
     assert [each["what"] for each in document["problems"]] == ["unpaired"]
-    assert ask(*at(filled, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
-    done = call(*at(filled, "ops", "verify", "charge:43"))
+    assert printed(*at(filled, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
+    done = invoke(*at(filled, "ops", "verify", "charge:43"))
     assert (done.returncode, done.stderr) == (1, "holdfast: there is no operation 'charge:43'\n")
     file = tmp_path / "old.jsonl"
-    ask(*at(filled, "do", "wal.archive", "0", str(file), *BY_JANE))
+    printed(*at(filled, "do", "wal.archive", "0", str(file), *BY_JANE))
     assert len(file.read_text().splitlines()) == 2
-    assert ask(*at(filled, "ops", "verify", "--archive", str(file))).endswith("sound\n")
+    assert printed(*at(filled, "ops", "verify", "--archive", str(file))).endswith("sound\n")
     file.write_text(file.read_text().replace("ValueError", "TypeError"))
-    assert "tampered" in call(*at(filled, "ops", "verify", "--archive", str(file))).stdout
+    assert "tampered" in invoke(*at(filled, "ops", "verify", "--archive", str(file))).stdout
     query(filled, f"update {wal(filled)} set entries = replace(entries, '42', '43')")
-    done = call(*at(filled, "ops", "verify", "--json"))
+    done = invoke(*at(filled, "ops", "verify", "--json"))
     assert done.returncode == 1
     assert "tampered" in {each["what"] for each in valid("ops-verify", done.stdout)["problems"]}
-    assert call(*at(filled, "ops", "verify", "--archive", str(tmp_path / "none"))).returncode == 2
+    assert invoke(*at(filled, "ops", "verify", "--archive", str(tmp_path / "none"))).returncode == 2
 
 
 def test_the_health_of_the_log_has_an_exit_code(filled: str) -> None:
-    document = valid("ops-health", ask(*at(filled, "ops", "health", "--json")))
+    document = valid("ops-health", printed(*at(filled, "ops", "health", "--json")))
     assert {each["check"]: each["status"] for each in document["findings"] if each["status"] != "ok"} == {
         "claims": "warn"
     }
-    assert call(*at(filled, "ops", "health", "--strict")).returncode == 1
-    done = call(*at(filled, "ops", "health", "--stale", "0"))
+    assert invoke(*at(filled, "ops", "health", "--strict")).returncode == 1
+    done = invoke(*at(filled, "ops", "health", "--stale", "0"))
     assert done.returncode == 1
     assert "holdfast ops recover" in done.stdout
 
 
 def test_a_reset_is_governed_and_history_stays(filled: str) -> None:
-    assert "operation.reset done; recorded: jane" in ask(*at(filled, "ops", "reset", "charge:42", *BY_JANE))
+    assert "operation.reset done; recorded: jane" in printed(*at(filled, "ops", "reset", "charge:42", *BY_JANE))
     with holdfast.Client(filled) as client:
         outcome = client.operation("charge:42").run(lambda: {"id": 8})
         assert (outcome.result, outcome.replayed, outcome.attempt) == ({"id": 8}, False, 2)
@@ -135,8 +141,8 @@ def test_a_reset_is_governed_and_history_stays(filled: str) -> None:
         [reset] = [each for each in client.operations.history("charge:42") if each.kind == "reset"]
         assert json.loads(reset.detail) == {"actor": "jane", "reason": "the bank says no"}
         assert client.operations.verify().passed
-    assert call(*at(filled, "ops", "reset", "nobody's", *BY_JANE)).returncode == 1
-    assert call(*at(filled, "ops", "reset", "charge:42")).returncode == 2
+    assert invoke(*at(filled, "ops", "reset", "nobody's", *BY_JANE)).returncode == 1
+    assert invoke(*at(filled, "ops", "reset", "charge:42")).returncode == 2
 
 
 def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled: str, tmp_path: Path) -> None:
@@ -168,7 +174,7 @@ def test_a_file_that_cannot_be_read_is_named(filled: str, tmp_path: Path) -> Non
     (tmp_path / "noise").write_bytes(b"\xff\xfe\n")
     for option in ("--lineage", "--archive"):
         for name, why in (("missing", "No such file"), ("noise", "UTF-8")):
-            done = call(*at(filled, "ops", "verify", option, str(tmp_path / name)))
+            done = invoke(*at(filled, "ops", "verify", option, str(tmp_path / name)))
             assert done.returncode == 2
             assert why in done.stderr
             assert "Errno" not in done.stderr

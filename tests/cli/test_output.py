@@ -17,8 +17,22 @@ import holdfast
 from holdfast.cli.app import COMMANDS, app
 from holdfast.cli.output import clean, format_duration
 from tests.children import PATIENCE, query
-from tests.cli.command import PROGRAM, ROOT, SCHEMAS, SCRIPT, ask, at, call, environment, on_terminal, valid
-from tests.fork_server import Forked
+from tests.cli.command import (
+    IMPORTED,
+    PROGRAM,
+    ROOT,
+    SCHEMAS,
+    SCRIPT,
+    ask,
+    at,
+    call,
+    environment,
+    invoke,
+    on_terminal,
+    printed,
+    valid,
+)
+from tests.fork_server import Forked, finish
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LONG = "a lease with a rather long name, as people give them " * 3
@@ -38,7 +52,7 @@ def busy(sqlite_url: str) -> str:
     ("command", "way", "columns"),
     [
         (("ls",), "terminal", 40), (("ls",), "COLUMNS", 30), (("history",), "COLUMNS", 40),
-        (("history",), "COLUMNS", 30), (("check",), "COLUMNS", 30), (("doctor",), "COLUMNS", 30),
+        (("history",), "COLUMNS", 30), (("check",), "COLUMNS", 30), (("doctor", "--timeout", "60"), "COLUMNS", 30),
         (("version",), "COLUMNS", 30),
     ],
 )  # fmt: skip
@@ -50,7 +64,7 @@ def test_nothing_is_wider_than_a_narrow_terminal_and_nothing_is_cut_off(
         if way == "terminal":
             text = COLOUR.sub("", on_terminal(*at(busy, *command), columns=columns))
         else:
-            text = ask(*at(busy, *command), COLUMNS=str(columns))
+            text = printed(*at(busy, *command), COLUMNS=str(columns))
     assert max(map(len, text.splitlines())) <= columns
     words = " ".join(text.split())
     for expected in {"ls": [LONG, "machine"], "history": [LONG, "the machine is being replaced " * 5]}.get(
@@ -81,33 +95,32 @@ def test_in_a_pipe_a_row_is_one_whole_line_without_escapes(busy: str) -> None:
     assert "\x1b" not in lines[1]
 
 
-def test_names_with_markup_are_printed_as_they_are(either: str) -> None:
+def test_names_with_markup_are_printed_as_they_are(sqlite_url: str) -> None:
     names = sorted(["[red]alert[/red]", "[/]", ":smile:", "[link=file:///x]y[/link]", "a\\[b", "日本語 é"])
-    with holdfast.Client(either) as client:
+    with holdfast.Client(sqlite_url) as client:
         for name in names:
             client.lease(name, holder=f"by {name}").acquire()
-        wide, narrow = ask(*at(either, "ls")), ask(*at(either, "ls"), COLUMNS="40")
-        assert {each["name"] for each in valid("ls", ask(*at(either, "ls", "--json")))} == set(names)
-        output = ask(*at(either, "release", "[/]", "--force", "--reason", "[b]why", "--actor", "[i]me"))
+        wide, narrow = printed(*at(sqlite_url, "ls")), printed(*at(sqlite_url, "ls"), COLUMNS="40")
+        assert {each["name"] for each in valid("ls", printed(*at(sqlite_url, "ls", "--json")))} == set(names)
+        output = printed(*at(sqlite_url, "release", "[/]", "--force", "--reason", "[b]why", "--actor", "[i]me"))
         assert all(text in output for text in ("'[/]'", "by [/]", "[b]why", "[i]me"))
         for name in names:
             assert (wide.count(f"by {name} "), wide.count(name)) == (1, 2)
             assert narrow.count(name) == 2
-        past = ask(*at(either, "history", "[/]"))
+        past = printed(*at(sqlite_url, "history", "[/]"))
         assert all(text in past for text in ("by [/]", "[b]why", "[i]me"))
 
 
-def test_control_bytes_that_got_into_the_tables_are_escaped(either: str) -> None:
+def test_control_bytes_that_got_into_the_tables_are_escaped(sqlite_url: str) -> None:
     """Not through holdfast, which refuses them; but whoever reads a listing must not have a terminal taken over."""
-    with holdfast.Client(either) as client:
+    with holdfast.Client(sqlite_url) as client:
         client.lease("sweep").acquire().release()
-    table = "holdfast_history" if either.startswith("sqlite") else "holdfast.history"
-    query(either, f"update {table} set holder = %s, reason = %s", "a\x1b[2Jb\x9b\u202ec", "two\nlines\ttab")
-    text = ask(*at(either, "history"))
+    query(sqlite_url, "update holdfast_history set holder = %s, reason = %s", "a\x1b[2Jb\x9b\u202ec", "two\nlines\ttab")
+    text = printed(*at(sqlite_url, "history"))
     assert "a\\x1b[2Jb\\x9b\\u202ec" in text
     assert "two\\nlines\\ttab" in text
     assert len(text.splitlines()) == 2
-    [grant] = valid("history", ask(*at(either, "history", "--json")))
+    [grant] = valid("history", printed(*at(sqlite_url, "history", "--json")))
     assert grant["reason"] == "two\nlines\ttab"
 
 
@@ -210,7 +223,7 @@ def test_a_bad_holdfast_toml_is_told_without_a_traceback_or_a_password(
         file.mkdir()
     else:
         file.write_bytes(text)
-    done = call("ls", cwd=tmp_path)
+    done = invoke("ls", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert wanted in done.stderr
     assert "hunter2" not in done.stderr
@@ -219,7 +232,7 @@ def test_a_bad_holdfast_toml_is_told_without_a_traceback_or_a_password(
 @pytest.mark.parametrize("arguments", [("nonsense",), ("ls", "--nonsense"), ("history", "--most", "0"), ("ls", "a"),
                                        ("ls", "--every", "0"), ("history", "a\nb")])  # fmt: skip
 def test_wrong_arguments_are_explained_with_exit_code_2(sqlite_url: str, arguments: tuple[str, ...]) -> None:
-    done = call(*at(sqlite_url, *arguments))
+    done = invoke(*at(sqlite_url, *arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert "Error: " in done.stderr
 
@@ -235,8 +248,8 @@ def test_a_reader_that_goes_away_early_is_no_traceback(busy: str) -> None:
     assert (process.returncode, problems) == (1, b"")
 
 
-PRINTING = [("ls",), ("history", "--json"), ("check",), ("doctor",), ("version",), ("migrate", "print"), ("--help",),
-            ("driver",), ("do", "gate.open", "x", "--for", "5", "--reason", "y")]  # fmt: skip
+PRINTING = [("ls",), ("history", "--json"), ("migrate", "print"), ("--help",), ("driver",),
+            ("do", "gate.open", "x", "--for", "5", "--reason", "y")]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", PRINTING, ids=" ".join)
@@ -251,15 +264,16 @@ def test_a_full_disk_under_stdout_is_one_line_and_exit_code_1(
     ):
         client.lease("sweep").acquire()
         words, streams = [SCRIPT, *at(busy, *command)], (nothing.fileno(), full.fileno(), errors.fileno())
-        code = Forked(PROGRAM, *words, streams=streams, buffered=True, cwd=tmp_path, env=environment()).wait(PATIENCE)
+        options: dict[str, Any] = {"buffered": True, "also": IMPORTED, "cwd": tmp_path, "env": environment()}
+        code = Forked(PROGRAM, *words, streams=streams, **options).wait(PATIENCE)
     text = (tmp_path / "errors").read_text()
     assert (code, text) == (1, "holdfast: cannot write its output: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["history", "check"])
 def test_a_width_that_is_none_is_as_if_nobody_had_asked_for_one(busy: str, command: str) -> None:
-    plain = ask(*at(busy, command))
-    assert [ask(*at(busy, command), COLUMNS=columns) for columns in ("0", "²")] == [plain, plain]
+    plain = printed(*at(busy, command))
+    assert [printed(*at(busy, command), COLUMNS=columns) for columns in ("0", "²")] == [plain, plain]
 
 
 @pytest.mark.parametrize(
@@ -272,8 +286,10 @@ def test_a_width_that_is_none_is_as_if_nobody_had_asked_for_one(busy: str, comma
 )  # fmt: skip
 def test_a_working_folder_that_is_gone_is_told(tmp_path: Path, arguments: tuple[str, ...], wanted: str) -> None:
     (tmp_path / "gone").mkdir()
-    script = ["sh", "-c", 'cd "$1"; rmdir "$1"; shift; exec "$@"', "sh", str(tmp_path / "gone"), SCRIPT, *arguments]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    program = f"import os; os.rmdir(os.getcwd())\n{PROGRAM}"
+    done = finish(
+        program, SCRIPT, *arguments, timeout=PATIENCE, cwd=tmp_path / "gone", env=environment(), also=IMPORTED
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"holdfast: {wanted}")
     assert len(done.stderr.splitlines()) == 1
@@ -298,11 +314,13 @@ def test_it_also_runs_as_a_module(sqlite_url: str) -> None:
     assert "7/7" in done.stdout
 
 
-def test_the_state_of_the_tables_as_json_is_as_its_schema_says(either: str) -> None:
-    ask(*at(either, "ls"))
-    assert all(row["applied_at"] for row in valid("migrate-status", ask(*at(either, "migrate", "status", "--json"))))
-    ask(*at(either, "migrate", "down", "--to", "0", "--yes", "--reason", "not needed"))
-    done = call(*at(either, "migrate", "status", "--json"))
+def test_the_state_of_the_tables_as_json_is_as_its_schema_says(sqlite_url: str) -> None:
+    printed(*at(sqlite_url, "ls"))
+    assert all(
+        row["applied_at"] for row in valid("migrate-status", printed(*at(sqlite_url, "migrate", "status", "--json")))
+    )
+    printed(*at(sqlite_url, "migrate", "down", "--to", "0", "--yes", "--reason", "not needed"))
+    done = invoke(*at(sqlite_url, "migrate", "status", "--json"))
     assert done.returncode == 1
     assert not any(row["applied_at"] for row in valid("migrate-status", done.stdout))
 
@@ -338,7 +356,7 @@ def test_every_command_is_in_the_list() -> None:
     "command", [(), *((name,) for name in COMMANDS), *(("migrate", each) for each in ("up", "down", "status", "print"))]
 )
 def test_every_help_is_whole_and_has_an_example(command: tuple[str, ...]) -> None:
-    text = ask(*command, "--help")
+    text = printed(*command, "--help")
     assert "Usage: holdfast" in text
     assert "..." not in text.partition("Commands:")[2], "each fits a line in the list"
     examples = text.partition("Example")[2]

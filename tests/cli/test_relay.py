@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from tests.children import eventually
-from tests.cli.command import Running, ask, at, call, columns_of, valid
+from tests.cli.command import Running, ask, at, call, columns_of, invoke, printed, valid
 
 PICKY = """
 class Picky:
@@ -46,11 +46,11 @@ def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path
     published = lines(file)
     assert len(published) == 9
     verify = at(filled, "ops", "verify", "--lineage", str(file))
-    assert "3 operations, 9 events: sound" in ask(*verify)
+    assert "3 operations, 9 events: sound" in printed(*verify)
 
     def found(text: list[str], *more: str) -> dict[str, int]:
         file.write_text("".join(text), encoding="utf-8")
-        done = call(*verify, *more, "--json")
+        done = invoke(*verify, *more, "--json")
         about = valid("ops-verify", done.stdout)
         assert done.returncode == (0 if about["passed"] else 1)
         kinds = [each["what"] for each in about["problems"]]
@@ -68,13 +68,13 @@ def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path
     assert found(published) == {"missing": 2}
     assert found(published, "--relay", "r") == {"waiting": 2}
     for alone in (("--lineage",), ("--relay", "r"), ("--lineage", "--relay", "r")):
-        done = call(*at(filled, "ops", "verify", *alone, "--json"))
+        done = invoke(*at(filled, "ops", "verify", *alone, "--json"))
         assert (done.returncode, [each["what"] for each in json.loads(done.stdout)["problems"]]) == (0, ["waiting"] * 2)
-    assert call(*at(filled, "ops", "verify", "--lineage", "nowhere.jsonl")).returncode == 2
+    assert invoke(*at(filled, "ops", "verify", "--lineage", "nowhere.jsonl")).returncode == 2
     for wrong in (("--relay", "x"), ("KEY",), ("--since", "5")):
-        assert call(*verify, *wrong).returncode == 2
+        assert invoke(*verify, *wrong).returncode == 2
     file.write_text("nonsense\n", encoding="utf-8")
-    done = call(*verify)
+    done = invoke(*verify)
     assert (done.returncode, "line 1 is no event of a relay" in done.stderr) == (2, True)
 
 
@@ -84,34 +84,34 @@ def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path
     assert (done.returncode, "'picky:broken' is none: RuntimeError: no such server" in done.stderr) == (2, True)
     done = call(*at(filled, "relay", "run", "r", "picky:sink", "--once", "--tries", "1"), cwd=tmp_path)
     assert (done.returncode, "6 events told" in done.stderr) == (0, True), done.stderr
-    [row] = columns_of(ask(*at(filled, "relay", "ls")))
+    [row] = columns_of(printed(*at(filled, "relay", "ls")))
     assert (row["relay"], row["told"], row["waiting"], row["parked"]) == ("r", "6", "0", "3")
-    [about] = valid("relay-ls", ask(*at(filled, "relay", "ls", "--json")))
+    [about] = valid("relay-ls", printed(*at(filled, "relay", "ls", "--json")))
     assert (about["entries"], about["holder"], about["problem"]) == (0, None, None)
-    parked = valid("relay-parked", ask(*at(filled, "relay", "parked", "r", "--json")))
+    parked = valid("relay-parked", printed(*at(filled, "relay", "parked", "r", "--json")))
     assert [each["event"]["type"] for each in parked] == ["START", "MESSAGE", "COMPLETE"]
-    assert {row["problem"] for row in columns_of(ask(*at(filled, "relay", "parked", "r")))} == {
+    assert {row["problem"] for row in columns_of(printed(*at(filled, "relay", "parked", "r")))} == {
         "ValueError: not that one"
     }
-    checked = valid("ops-verify", call(*at(filled, "ops", "verify", "--relay", "r", "--json")).stdout)
+    checked = valid("ops-verify", invoke(*at(filled, "ops", "verify", "--relay", "r", "--json")).stdout)
     assert [each["what"] for each in checked["problems"]] == ["parked"] * 3
-    assert call(*at(filled, "relay", "retry", "r", "unknown")).returncode == 1
-    assert "3 to be told again" in call(*at(filled, "relay", "retry", "r")).stderr
+    assert invoke(*at(filled, "relay", "retry", "r", "unknown")).returncode == 1
+    assert "3 to be told again" in invoke(*at(filled, "relay", "retry", "r")).stderr
     output = ask(*at(filled, "relay", "run", "r", "jsonl:-", "--once")).splitlines()
     assert [json.loads(each)["type"] for each in output] == ["START", "MESSAGE", "COMPLETE"]
-    assert call(*at(filled, "ops", "verify", "--relay", "r")).returncode == 0
-    assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
-    assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1
-    assert "no relay was ever run" in call(*at(filled, "relay", "ls")).stderr
-    done = call(*at(filled, "ops", "verify", "--lineage"))
+    assert invoke(*at(filled, "ops", "verify", "--relay", "r")).returncode == 0
+    assert invoke(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
+    assert invoke(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1
+    assert "no relay was ever run" in invoke(*at(filled, "relay", "ls")).stderr
+    done = invoke(*at(filled, "ops", "verify", "--lineage"))
     assert (done.returncode, "no relay was ever run" in done.stderr) == (2, True)
 
 
-def test_it_runs_until_it_is_told_to_stop(either: str, tmp_path: Path) -> None:
+def test_it_runs_until_it_is_told_to_stop(sqlite_url: str, tmp_path: Path) -> None:
     file = tmp_path / "lineage.jsonl"
     with (
-        Running(*at(either, "relay", "run", "r", f"jsonl:{file}", "--poll", "0.01")) as running,
-        holdfast.Client(either) as client,
+        Running(*at(sqlite_url, "relay", "run", "r", f"jsonl:{file}", "--poll", "0.01")) as running,
+        holdfast.Client(sqlite_url) as client,
     ):
         client.operation("a").run(lambda: 1)
         eventually(lambda: file.exists() and len(lines(file)) == 2, "it is told")
@@ -120,5 +120,5 @@ def test_it_runs_until_it_is_told_to_stop(either: str, tmp_path: Path) -> None:
 
 def test_sinks_that_are_none_are_refused(sqlite_url: str) -> None:
     for wrong in ("jsonl", "jsonl:", "nowhere:sink", "json:dumps", "json:nothing", "graph:nowhere"):
-        done = call(*at(sqlite_url, "relay", "run", "r", wrong))
+        done = invoke(*at(sqlite_url, "relay", "run", "r", wrong))
         assert (done.returncode, "sink" in done.stderr) == (2, True), (wrong, done.stderr)

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast import commands as operator
-from tests.cli.command import ask, at, call, columns_of, on_terminal, valid
+from tests.cli.command import ask, at, columns_of, invoke, on_terminal, printed, valid
 
 BY_JANE = ("--actor", "jane", "--reason", "we agreed")
 KEY = holdfast.OperationKey(pipeline="etl", task="load", dataset="graves", operation="upsert")
@@ -29,20 +29,20 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     assert (row["review"], row["operation"], row["dataset"], row["because of"], row["status"]) == (
         number, "etl/load: upsert graves", "graves", "policy", "open")  # fmt: skip
     assert row["detail"] == r"who has\x1b[31m seen the plan?"
-    [review] = valid("reviews-ls", ask(*at(either, "reviews", "ls", "--json")))
-    assert valid("reviews-show", ask(*at(either, "reviews", "show", number, "--json"))) == review
-    assert "who has" in ask(*at(either, "reviews", "show", number))
+    [review] = valid("reviews-ls", printed(*at(either, "reviews", "ls", "--json")))
+    assert valid("reviews-show", printed(*at(either, "reviews", "show", number, "--json"))) == review
+    assert "who has" in printed(*at(either, "reviews", "show", number))
     assert "graves" in on_terminal(*at(either, "reviews", "ls"), columns=40)
-    done = ask(*at(either, "reviews", "approve", number, *BY_JANE))
+    done = printed(*at(either, "reviews", "approve", number, *BY_JANE))
     assert done.splitlines() == [
         "operation 'etl/load: upsert graves', up for review because of policy, can be tried once more",
         "review.approve done; recorded: jane: we agreed",
     ]
-    again = call(*at(either, "reviews", "reject", number, *BY_JANE))
+    again = invoke(*at(either, "reviews", "reject", number, *BY_JANE))
     assert (again.returncode, again.stderr) == (
         1, f"holdfast: review {number} is approved already, by jane: we agreed\n")  # fmt: skip
-    assert call(*at(either, "reviews", "ls")).stderr == "nothing is up for review\n"
-    [review] = valid("reviews-ls", ask(*at(either, "reviews", "ls", "--status", "approved", "--json")))
+    assert invoke(*at(either, "reviews", "ls")).stderr == "nothing is up for review\n"
+    [review] = valid("reviews-ls", printed(*at(either, "reviews", "ls", "--status", "approved", "--json")))
     assert (review["status"], review["actor"], review["answer"], review["spent_at"]) == (
         "approved",
         "jane",
@@ -59,12 +59,12 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
 
 def test_a_rejected_one_that_never_began_is_let_go_by_a_reset(sqlite_url: str) -> None:
     number = str(up_for_review(sqlite_url))
-    looked = ask(*at(sqlite_url, "do", "review.reject", number, "--reason", "no", "--dry-run"))
+    looked = printed(*at(sqlite_url, "do", "review.reject", number, "--reason", "no", "--dry-run"))
     assert (
         looked == "operation 'etl/load: upsert graves', up for review because of policy, is refused until it is reset\n"
     )
-    assert "review.reject done" in ask(*at(sqlite_url, "reviews", "reject", number, *BY_JANE))
-    done = ask(*at(sqlite_url, "ops", "reset", KEY.digest, *BY_JANE))
+    assert "review.reject done" in printed(*at(sqlite_url, "reviews", "reject", number, *BY_JANE))
+    done = printed(*at(sqlite_url, "ops", "reset", KEY.digest, *BY_JANE))
     assert done.startswith(
         "operation 'etl/load: upsert graves', which was refused before it began, can be tried again\n"
     )
@@ -79,11 +79,11 @@ def test_what_holdfast_toml_declares_binds_the_command_line(
     (tmp_path / "holdfast.toml").write_text(POLICY)
     monkeypatch.chdir(tmp_path)
     for command in (("reviews", "approve", number), ("ops", "reset", KEY.digest)):
-        refused = call(*at(sqlite_url, *command, *BY_JANE))
+        refused = invoke(*at(sqlite_url, *command, *BY_JANE))
         assert (refused.returncode, "reviewed by elder*, not by 'jane'" in refused.stderr) == (1, True)
-    assert "done" in ask(*at(sqlite_url, "reviews", "approve", number, "--actor", "elder Mary", "--reason", "yes"))
+    assert "done" in printed(*at(sqlite_url, "reviews", "approve", number, "--actor", "elder Mary", "--reason", "yes"))
     (tmp_path / "holdfast.toml").write_text("[datasets.graves]\nsovereign = 1\nsecret = true\n")
-    wrong = call(*at(sqlite_url, "reviews", "ls"))
+    wrong = invoke(*at(sqlite_url, "reviews", "ls"))
     assert wrong.returncode == 2
     for each in ("sovereign must be true or false, not 1", "there is no 'secret'"):
         assert f"dataset 'graves': {each}" in wrong.stderr
@@ -95,5 +95,5 @@ def test_nobody_answers_for_others_or_what_is_not_there(sqlite_url: str) -> None
             with pytest.raises(operator.CommandRefused, match="there is no review 9"):
                 operator.run(client, name, {"number": 9}, actor="jane", reason="x")
         assert client.reviews.get(2**63) is None
-    assert call(*at(sqlite_url, "reviews", "show", "9")).stderr == "holdfast: there is no review 9\n"
-    assert call(*at(sqlite_url, "reviews", "approve", "9")).returncode == 2
+    assert invoke(*at(sqlite_url, "reviews", "show", "9")).stderr == "holdfast: there is no review 9\n"
+    assert invoke(*at(sqlite_url, "reviews", "approve", "9")).returncode == 2

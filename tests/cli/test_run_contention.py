@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from tests.children import NONE, PATIENCE, eventually, rows
-from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.cli.command import IMPORTED, PROGRAM, SCRIPT, environment
 from tests.cli.runs import alive, gone
 from tests.fork_server import Forked
 
@@ -28,7 +28,7 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
 @pytest.mark.timeout(3 * LONG)
-@pytest.mark.parametrize(("engine", "runs"), [("sqlite", 40), ("postgres", 20)])
+@pytest.mark.parametrize(("engine", "runs"), [("sqlite", 20), ("postgres", 10)])
 def test_of_many_concurrent_runs_exactly_one_starts_its_command(
     request: pytest.FixtureRequest, tmp_path: Path, engine: str, runs: int
 ) -> None:
@@ -58,7 +58,7 @@ def test_of_many_concurrent_runs_exactly_one_starts_its_command(
         stack.callback(kill_all)
         options = {"streams": (gate, nowhere.fileno(), nowhere.fileno()), "env": environment(HOLDFAST_URL=url)}
         processes.extend(
-            Forked(WAITING, *command, buffered=True, also=("holdfast.cli.run",), new_session=True, **options)  # type: ignore[arg-type]
+            Forked(WAITING, *command, buffered=True, also=IMPORTED, new_session=True, **options)  # type: ignore[arg-type]
             for _ in range(runs)
         )
         assert len(running()) == runs

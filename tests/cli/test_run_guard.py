@@ -30,7 +30,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_runs(sqlite_url: str, option
 
 
 def test_it_is_renewed_as_often_as_told(sqlite_url: str) -> None:
-    with Run(sqlite_url, "--guard", "--ttl", "60", "--heartbeat", "0.2") as run:
+    with Run(sqlite_url, "--guard", "--ttl", "600", "--heartbeat", "0.2") as run:
         family = run.pids()
         for _ in range(3):
             latest = ends_at(sqlite_url, "job")
@@ -42,8 +42,8 @@ def test_it_is_renewed_as_often_as_told(sqlite_url: str) -> None:
 def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str) -> None:
     with (
         Proxy(postgres_url) as way,
-        Run(way.url, "--guard", "--ttl", "60", "--heartbeat", "0.5", "--strict", name="strict") as strict,
-        Run(way.url, "--guard", "--ttl", "60", "--heartbeat", "0.5", name="patient") as patient,
+        Run(way.url, "--guard", "--ttl", "600", "--heartbeat", "0.5", "--strict", name="strict") as strict,
+        Run(way.url, "--guard", "--ttl", "600", "--heartbeat", "0.5", name="patient") as patient,
     ):
         ended, lives = strict.pids(), patient.pids()
         latest = ends_at(postgres_url, "patient"), ends_at(postgres_url, "strict")
@@ -59,13 +59,13 @@ def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str) -> None:
         gone(lives)
 
 
-def test_a_wipe_comes_before_the_command_and_only_under_the_guard(either: str) -> None:
-    with holdfast.Client(either) as client:
+def test_a_wipe_comes_before_the_command_and_only_under_the_guard(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
         client.lease("left over", ttl=600, auto_renew=False).acquire()
         with client.lease("job"):
-            refused = call(*at(either, "run", "--guard", "--wipe-on-start", "job", "--", "echo", "ran"))
+            refused = call(*at(sqlite_url, "run", "--guard", "--wipe-on-start", "job", "--", "echo", "ran"))
             assert (refused.returncode, refused.stdout) == (75, "")
             assert client.leases.get("left over") is not None
-        listed = call(*at(either, "run", "--guard", "--wipe-on-start", "job", "--", SCRIPT, "ls", "--json"))
+        listed = call(*at(sqlite_url, "run", "--guard", "--wipe-on-start", "job", "--", SCRIPT, "ls", "--json"))
         assert '"job"' in listed.stdout
         assert "left over" not in listed.stdout

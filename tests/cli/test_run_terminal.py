@@ -21,12 +21,12 @@ from typing import Self
 import pytest
 
 from tests.children import NONE, PATIENCE, eventually, rows
-from tests.cli.command import SCRIPT, environment
-from tests.cli.runs import alive, children, gone, state
+from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.cli.runs import JUMP, alive, children, gone, state
 
 BASH = shutil.which("bash")
 needs_a_shell = pytest.mark.skipif(BASH is None, reason="no bash here")
-RUN = f"{SCRIPT} run job --"
+RUN = f"{SCRIPT} run --ttl 600 job --"
 CTRL_C, CTRL_D, CTRL_Z = "\x03", "\x04", "\x1a"
 
 
@@ -210,12 +210,16 @@ def test_in_a_pipeline_the_command_can_still_ask_the_terminal(sqlite_url: str) -
 
 
 @needs_a_shell
-def test_one_that_is_stopped_for_longer_than_its_ttl_is_ended_and_says_so(sqlite_url: str) -> None:
+def test_one_that_is_stopped_for_longer_than_its_ttl_is_ended_and_says_so(sqlite_url: str, tmp_path: Path) -> None:
+    """Of ten minutes, which pass at once by the clocks of holdfast and its watchdog."""
+    program, jump = tmp_path / "program.py", tmp_path / "jump"
+    program.write_text(f"{JUMP}\n{PROGRAM}")
     with shell(sqlite_url) as screen:
-        screen.keys(f"{SCRIPT} run --ttl 9 job -- sh -c 'echo pid $$; exec cat'\n")
+        screen.keys(f"JUMP={jump} {sys.executable} {program} run --ttl 600 job -- sh -c 'echo pid $$; exec cat'\n")
         pid = screen.number("pid ")
         screen.keys(CTRL_Z)
         screen.sees("Stopped")
+        jump.touch()
         gone([pid])
         screen.keys("fg\n")
         screen.sees("so the command was ended")
@@ -240,7 +244,7 @@ def test_ctrl_c_while_it_waits_for_the_lease_ends_it(sqlite_url: str) -> None:
     with shell(sqlite_url) as screen:
         screen.keys(f"{RUN} sh -c 'echo pid $$; exec sleep 1000' &\n")
         first = screen.number("pid ")
-        screen.keys(f"{SCRIPT} run --wait job -- echo never\n")
+        screen.keys(f"{SCRIPT} run --ttl 600 --wait job -- echo never\n")
         eventually(lambda: screen.foreground() != os.getsid(screen.process.pid), "it is in the foreground")
         waiting = screen.foreground()
         eventually(lambda: len(children(waiting)) == 2, "it has forked")

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ import holdfast
 from holdfast import commands as operator
 from holdfast.commands import execute, registry
 from tests.children import NONE, PATIENCE, query, rows
-from tests.cli.command import ask, at, call, valid
+from tests.cli.command import ask, at, invoke, printed, valid
 
 ROOT = Path(__file__).parents[2]
 JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
@@ -69,7 +70,7 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
         assert outcome.changes or name in ("schema.migrate", "lock.break")
     assert [each.name for each in client.leases.list()] == ["@slot:tuner:1", "nightly-import"]
     assert client.audit.list() == []
-    done = call(*at(either, "do", "lease.release", "nightly-import", "--dry-run", *BY_JANE))
+    done = invoke(*at(either, "do", "lease.release", "nightly-import", "--dry-run", *BY_JANE))
     assert (done.returncode, done.stderr) == (0, "nothing was changed: a dry run\n")
     assert "held by worker-1" in done.stdout
     assert client.leases.get("nightly-import") is not None
@@ -84,14 +85,15 @@ def test_a_dry_run_refuses_what_the_run_would(client: holdfast.Client) -> None:
                 operator.run(client, "gate.open", {"name": "dot_config", "seconds": 9}, dry_run=dry_run, **JANE)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"actor": ""}, {"reason": ""}, {"reason": "  "}, {"actor": "a\nb"}, {"actor": None}, {"reason": "x" * 1001}],
-)
-def test_without_actor_or_reason_nothing_happens(client: holdfast.Client, given: dict[str, Any]) -> None:
+WITHOUT: list[dict[str, Any]] = [
+    {"actor": ""}, {"reason": ""}, {"reason": "  "}, {"actor": "a\nb"}, {"actor": None}, {"reason": "x" * 1001}
+]  # fmt: skip
+
+
+def test_without_actor_or_reason_nothing_happens(client: holdfast.Client) -> None:
     """Not even on a dry run, and not on an empty database either, where tables would come first."""
     client.lease("nightly-import").acquire()
-    for dry_run in (True, False):
+    for given, dry_run in product(WITHOUT, (True, False)):
         with pytest.raises(ValueError, match=r"^(actor|reason) must"):
             operator.run(client, "lease.release", {"name": "nightly-import"}, dry_run=dry_run, **{**JANE, **given})
     assert client.leases.get("nightly-import") is not None
@@ -200,7 +202,7 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
     for name, values in (("lease.release", {"name": "nightly-import"}), ("schema.migrate", {})):
         with pytest.raises(holdfast.PolicyDenied, match="break-glass is for"):
             operator.run(client, name, values, break_glass=True, **JANE)
-    output = ask(*at(either, "do", "lease.release", operator.RUNTIME, "--break-glass", *BY_JANE))
+    output = printed(*at(either, "do", "lease.release", operator.RUNTIME, "--break-glass", *BY_JANE))
     assert "is taken away" in output
     assert client.leases.get(operator.RUNTIME) is None
     window = client.gate("leases", actor="joe", reason="hangs")
@@ -270,9 +272,10 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
     with client.guard("key", ttl=600, heartbeat=100) as grant:
         wrong = [("unused", grant.token), ("key", stale.token), ("key", str(uuid4())), ("a", grant.token)]
         for guard, token in [*wrong, ("key", "no token"), ("@gate:x", grant.token)]:
-            for dry_run in (True, False):
-                with pytest.raises(operator.CommandRefused, match="nothing is wiped"):
-                    operator.run(client, "lease.wipe", {"guard": guard, "token": token}, dry_run=dry_run, **JANE)
+            with pytest.raises(operator.CommandRefused, match="nothing is wiped"):
+                operator.run(client, "lease.wipe", {"guard": guard, "token": token}, **JANE)
+        with pytest.raises(operator.CommandRefused, match="nothing is wiped"):
+            operator.run(client, "lease.wipe", {"guard": "key", "token": stale.token}, dry_run=True, **JANE)
         with pytest.raises(ValueError, match="needs 'token'"):
             operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
         assert [each.name for each in client.leases.list()] == names
@@ -280,7 +283,7 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
         plan = operator.run(client, "lease.wipe", {"guard": "key", "token": grant.token}, dry_run=True, **JANE)
         assert [line.partition(",")[0] for line in plan.changes] == ["lease 'a'"]
         assert [each.name for each in client.leases.list()] == names
-        ask(*at(either, "do", "lease.wipe", "key", *BY_JANE), HOLDFAST_TOKEN=grant.token)
+        printed(*at(either, "do", "lease.wipe", "key", *BY_JANE), HOLDFAST_TOKEN=grant.token)
         assert [each.name for each in client.leases.list()] == ["key"]
     records = entries(client, "lease.wipe")
     assert [each.outcome.partition(":")[0] for each in records] == ["done", *["refused"] * 6]
@@ -337,7 +340,7 @@ def test_the_commands_are_listed_with_what_they_declare() -> None:
         "wal.archive",
     }  # fmt: skip
     assert all(each["gate"] and each["summary"] for each in declared)
-    listed = ask("commands")
+    listed = printed("commands")
     assert all(each["name"] in listed for each in declared)
     assert json.dumps(declared) == json.dumps(sorted(declared, key=lambda each: each["name"]))
 

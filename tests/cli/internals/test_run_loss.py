@@ -23,22 +23,13 @@ from holdfast.lease.trust import margin
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.standstill import Standstill
 from tests.children import PATIENCE, eventually, query
-from tests.cli.runs import FAMILY, OFTEN, STUBBORN, Run, alive, gone
+from tests.cli.runs import FAMILY, JUMP, OFTEN, STUBBORN, Run, alive, gone
 from tests.conftest import migrated
 
 TTL = 9.0
 """Seconds, where a real clock is to show it."""
 LONG = ("--ttl", "600")
 """No machine stands still for that long."""
-JUMP = f"""{OFTEN}
-import os, time
-from holdfast.runtime.clock import now
-real = time.clock_gettime
-def jumping(clock): return real(clock) + 600 * os.path.exists(os.environ["JUMP"])
-time.clock_gettime = jumping
-now.__setstate__((jumping, (time.CLOCK_BOOTTIME,), {{}}, None))  # which modules have by its name
-"""
-"""Run before the command line: its clocks are ten minutes ahead once the file named JUMP is there."""
 COMMANDS = {"family": FAMILY, "stubborn": STUBBORN}
 LOST = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """How a command ends that is told to: by TERM, or by KILL where the machine lets it wait for longer than its grace."""
@@ -388,10 +379,10 @@ def test_a_lease_that_cannot_be_given_back_is_told_while_the_database_does_not_a
         assert line.startswith("holdfast: lease 'job' is not released, and expires within 600 s: ")
 
 
-def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(either: str) -> None:
-    with Run(either, *LONG, "--holder", "replica-1", before=OFTEN) as first:
+def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(sqlite_url: str) -> None:
+    with Run(sqlite_url, *LONG, "--holder", "replica-1", before=OFTEN) as first:
         family = first.pids()
-        with Run(either, "--holder", "replica-1") as second:
+        with Run(sqlite_url, "--holder", "replica-1") as second:
             second.pids()
             gone(family)
             assert first.wait() in LOST

@@ -26,6 +26,13 @@ def client(either: str) -> Iterator[holdfast.Client]:
         yield client
 
 
+@pytest.fixture
+def on_file(sqlite_url: str) -> Iterator[holdfast.Client]:
+    """For rules that no database takes part in."""
+    with holdfast.Client(sqlite_url) as client:
+        yield client
+
+
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
@@ -222,7 +229,7 @@ def test_whoever_looks_waits_for_nobody_who_writes(sqlite_url: str) -> None:
         writer.execute("rollback")
 
 
-def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> None:
+def test_a_window_that_was_kept_is_good_for_nothing(on_file: holdfast.Client) -> None:
     """Whether it is forged, borrowed from another command, or used after the run."""
     kept: list[operator.Window] = []
 
@@ -233,22 +240,22 @@ def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> 
         yield ["it is kept"]
         window.client.lease("in time").acquire().release()
 
-    operator.run(client, "a.keeper", **JANE)
+    operator.run(on_file, "a.keeper", **JANE)
     [window] = kept
     release = operator.commands()["lease.release"]
-    forged = operator.Window(release, client, client, "x", "x", break_glass=True)
-    client.lease("held").acquire()
+    forged = operator.Window(release, on_file, on_file, "x", "x", break_glass=True)
+    on_file.lease("held").acquire()
     for command, given in ((keeper, window), (release, window), (release, forged), (release, None)):
         with pytest.raises(holdfast.PolicyDenied, match=r"holdfast\.commands\.run alone"):
             next(command.steps(given, **({} if command is keeper else {"name": "held"})))
     with pytest.raises(holdfast.HoldfastError):
         window.client.lease("too late").acquire()
-    assert client.leases.get("held") is not None
+    assert on_file.leases.get("held") is not None
 
 
 @pytest.mark.parametrize("changes", [None, "a line", [1]])
 def test_a_command_that_does_not_tell_what_it_is_about_to_change_does_nothing(
-    client: holdfast.Client, changes: Any
+    on_file: holdfast.Client, changes: Any
 ) -> None:
     done: list[str] = []
 
@@ -261,11 +268,11 @@ def test_a_command_that_does_not_tell_what_it_is_about_to_change_does_nothing(
         done.append("never")
 
     with pytest.raises(TypeError, match=r"^command a\.mute must first yield its plan"):
-        operator.run(client, "a.mute", **JANE)
+        operator.run(on_file, "a.mute", **JANE)
     assert done == []
 
 
-def test_a_command_that_yields_twice_is_stopped(client: holdfast.Client) -> None:
+def test_a_command_that_yields_twice_is_stopped(on_file: holdfast.Client) -> None:
     done: list[str] = []
 
     @operator.command("a.double", gate="doubles", subject="x", destructive=False)
@@ -276,9 +283,9 @@ def test_a_command_that_yields_twice_is_stopped(client: holdfast.Client) -> None
         done.append("never")
 
     with pytest.raises(RuntimeError, match="more than once"):
-        operator.run(client, "a.double", **JANE)
+        operator.run(on_file, "a.double", **JANE)
     assert done == []
-    [entry] = [each for each in client.audit.list() if each.action == "a.double"]
+    [entry] = [each for each in on_file.audit.list() if each.action == "a.double"]
     assert (entry.outcome or "").startswith("failed: RuntimeError")
     with pytest.raises(ValueError, match="already"):
         operator.command("a.double", gate="x", subject="x", destructive=False)

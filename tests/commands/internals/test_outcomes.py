@@ -30,7 +30,7 @@ class QuickClient(holdfast.Client):
 
 
 @pytest.fixture
-def client(either: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[QuickClient]:
+def client(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[QuickClient]:
     terms = runtime_terms(600.0)._replace(renew_every=0.1)
     monkeypatch.setattr("holdfast.recipes.gate.runtime_terms", lambda ttl: terms)
     monkeypatch.setattr(
@@ -44,7 +44,7 @@ def client(either: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[QuickClient
         quick.lost.add(grant.name)
 
     monkeypatch.setattr(LeaseGrant, "_lose", lost)
-    with QuickClient(either) as quick:
+    with QuickClient(sqlite_url) as quick:
         quick.lost = set()
         yield quick
 
@@ -69,10 +69,10 @@ def after_change(monkeypatch: pytest.MonkeyPatch, callback: Callable[[], object]
     [(operator.RUNTIME, "lease.release"), ("@gate:leases", "lease.release"), ("@gate:schema", "schema.migrate")],
 )
 def test_a_command_that_loses_its_lease_after_it_was_done_is_done(
-    client: QuickClient, either: str, monkeypatch: pytest.MonkeyPatch, lost: str, command: str
+    client: QuickClient, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, lost: str, command: str
 ) -> None:
     """The caller and the audit learn that the lease was lost, too; but the change was made."""
-    with holdfast.Client(either) as other:
+    with holdfast.Client(sqlite_url) as other:
         other.lease("nightly-import").acquire()
 
         def rob() -> None:
@@ -107,9 +107,9 @@ def test_a_command_whose_answer_is_lost_is_neither_done_nor_refused(
         assert outcome.startswith("unknown: ")
 
 
-def test_a_command_that_could_not_say_how_it_ended_is_done_all_the_same(client: QuickClient, either: str) -> None:
+def test_a_command_that_could_not_say_how_it_ended_is_done_all_the_same(client: QuickClient, sqlite_url: str) -> None:
     client.slots("tuner", 1).claim(owner="s-1")
-    command = at(either, "do", "slot.release", "tuner", "1", "--actor", "jane", "--reason", "why")
+    command = at(sqlite_url, "do", "slot.release", "tuner", "1", "--actor", "jane", "--reason", "why")
     done = call(*command, HOLDFAST_FAILPOINTS="before:audit_end=error")
     assert (done.returncode, client.slots("tuner", 1).in_use()) == (0, 0)
     assert "it is done, and afterwards: audit entry" in done.stderr

@@ -12,7 +12,7 @@ from holdfast import commands as operator
 from holdfast.database import statements as sql
 from holdfast.database.statements import FOUNDATION, Dialect, Migration
 from tests.children import query
-from tests.cli.command import ask, at, call
+from tests.cli.command import at, call, invoke, printed
 from tests.conftest import server
 
 JANE: dict[str, Any] = {"actor": "jane", "reason": "a new version"}
@@ -167,12 +167,12 @@ def test_whichever_way_tables_are_changed_it_is_told_in_their_audit(bare: str, n
 
 
 def test_the_command_line_migrates_through_the_governed_command(bare: str) -> None:
-    first = ask(*at(bare, "migrate", "up", "--actor", "jane"))
+    first = printed(*at(bare, "migrate", "up", "--actor", "jane"))
     assert first.splitlines()[0] == "migration 0001 lease is applied"
-    assert ask(*at(bare, "migrate")) == "nothing to do: the schema is up to date\n"
+    assert printed(*at(bare, "migrate")) == "nothing to do: the schema is up to date\n"
     with holdfast.Client(bare) as client:
         assert recorded(client, "schema.migrate")[0] == ("schema.migrate", "jane", "done", True)
-        missing = call(*at(bare, "migrate", "down", "--to", "0", "--yes"))
+        missing = invoke(*at(bare, "migrate", "down", "--to", "0", "--yes"))
         assert (missing.returncode, "--reason" in missing.stderr) == (2, True)
         assert client.migrations.version() == NEWEST
 
@@ -194,7 +194,7 @@ def test_taking_migrations_back_is_governed_as_far_as_there_is_something_to_gove
 
 def test_the_end_of_all_tables_is_said_where_it_can_be(bare: str) -> None:
     """The audit is removed with them, so it is logged on stderr."""
-    ask(*at(bare, "migrate", "up"))
+    printed(*at(bare, "migrate", "up"))
     done = call(*at(bare, "migrate", "down", "--to", "0", "--yes", "--actor", "jane", "--reason", "not needed"))
     assert (done.returncode, "migration 0001 lease is taken back" in done.stdout) == (0, True)
     lines = done.stderr.splitlines()
@@ -202,4 +202,4 @@ def test_the_end_of_all_tables_is_said_where_it_can_be(bare: str) -> None:
     assert lines[-1] == "migration 0001 lease is taken back, for jane: not needed"
     with holdfast.Client(bare) as client:
         assert client.migrations.version() == 0
-    assert ask(*at(bare, "migrate", "down", "--to", "0", "--yes", "--reason", "again")) == "nothing to do\n"
+    assert printed(*at(bare, "migrate", "down", "--to", "0", "--yes", "--reason", "again")) == "nothing to do\n"

@@ -66,9 +66,7 @@ def test_every_combination_has_the_declared_answer() -> None:
             (None, "other"), (None, "earlier"), (None, "bare"), (None, 2, 3), (None, "jane", "ops@host")
         )
     ]
-    for dataset, moment, attempt, justification in product(
-        CLASSES, MOMENTS, (1, 2, 3, 7), (None, " ", "the council agreed")
-    ):
+    for dataset, moment, attempt, justification in product(CLASSES, MOMENTS, (1, 7), (None, " ", "the council agreed")):
         for lock in ("held", "busy") if moment == "locked" else (None,):
             for more in facts:
                 answer = POLICY(
@@ -85,7 +83,7 @@ def test_every_combination_has_the_declared_answer() -> None:
                 )
                 assert isinstance(answer, Allow) or dataset in answer.reason
                 asked += 1
-    assert asked == 10 * 7 * 4 * 3 * 72
+    assert asked == 10 * 7 * 2 * 3 * 72
 
 
 def test_of_several_that_speak_the_strictest_counts() -> None:
