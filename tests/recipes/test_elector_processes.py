@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from tests.children import Child, eventually, pass_time
-from tests.recipes.electors import QUICK, SLOW, logged, replicas_beside
+from tests.recipes.electors import QUICK, SLOW, STEADY, expire_unless_renewed, logged, replicas_beside
 
 _FORKED = """
 import os, sys, threading, time, holdfast
@@ -116,14 +116,17 @@ def test_a_stopped_leader_is_succeeded_and_stops_when_it_goes_on(postgres_url: s
             leader.expect("told to stop")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_work_and_releases_the_lease(either: str, number: signal.Signals) -> None:
-    with Child(LEADER, either, 600.0, "ttl") as leader:
+@pytest.mark.parametrize(("engine", "number"), [("sqlite", signal.SIGTERM), ("postgres", signal.SIGINT)])
+def test_a_signal_stops_the_work_and_releases_the_lease(
+    request: pytest.FixtureRequest, engine: str, number: signal.Signals
+) -> None:
+    url = request.getfixturevalue(f"{engine}_url")
+    with Child(LEADER, url, 600.0, "ttl") as leader:
         assert leader.line().startswith("leading")
         leader.signal(number)
         leader.expect("told to stop", "over")
         assert leader.wait() == 0
-    with holdfast.Client(either) as client:
+    with holdfast.Client(url) as client:
         assert client.leases.list() == []
         assert [each.outcome for each in client.leases.history()] == ["released"]
 
@@ -136,7 +139,7 @@ def work(term):
     print("told to stop", flush=True)
     threading.Event().wait()
 client = holdfast.Client(sys.argv[1])
-client.elector("work", ttl=2.0, renew_every=0.3, retry_every=0.2, grace=0.2, overrun="exit").run(work, signals=True)
+client.elector("work", ttl=600, renew_every=0.3, retry_every=0.2, grace=0.2, overrun="exit").run(work, signals=True)
 """
 
 
@@ -147,7 +150,11 @@ def test_with_overrun_exit_work_that_does_not_stop_ends_with_its_process(either:
         leader.signal(signal.SIGTERM)
         leader.expect("told to stop")
         assert leader.wait() == 70
-        with replicas_beside(either, **QUICK) as standby:
+        with replicas_beside(either, **STEADY) as standby:
+            if not either.startswith("sqlite"):
+                eventually(lambda: standby.elector.status().leader, "the standby sees the leader that is gone")
+                assert not standby.leads
+                expire_unless_renewed(either)
             eventually(lambda: standby.leads, "the standby leads")
     with holdfast.Client(either) as client:
         assert [each.outcome for each in client.leases.history()][-1] != "released"

@@ -77,6 +77,10 @@ print("done", flush=True)
 )
 
 
+PAIRS = [("sqlite", GUARDED), ("postgres", ASYNC)]
+"""Each engine and each flavour once: one flavour is generated from the other."""
+
+
 class Instance(Child):
     """A guarded process, and the file it works on."""
 

@@ -24,7 +24,7 @@ from tests.raw_session import trials
 from tests.recipes.guard.instances import stand_still
 
 LONG = trials(1) > 1
-PROCESSES, THREADS, KILLS, SECONDS = (8, 125, 2, 10.0) if LONG else (3, 8, 3, 0.0)
+PROCESSES, THREADS, KILLS, SECONDS = (8, 125, 2, 10.0) if LONG else (2, 6, 2, 0.0)
 """``KILLS`` and ``SECONDS`` are the least: it goes on until enough slots were claimed, too."""
 PROGRAM = "import sys; from proof.storms.slot_claimer import main; main(*sys.argv[1:4], int(sys.argv[4]))"
 

@@ -28,6 +28,7 @@ from tests.recipes.guard.instances import (
     ASYNC,
     GUARDED,
     LONG,
+    PAIRS,
     TTL,
     Instance,
     begun,
@@ -67,6 +68,7 @@ def ended_in_time(standstill: Standstill) -> Callable[[list[Instance], Callable[
     return check
 
 
+@pytest.mark.realtime
 @pytest.mark.timeout(600)
 def test_the_database_is_stopped(tmp_path: Path, ended_in_time: Callable[..., None]) -> None:
     with Postgres.create() as server:
@@ -100,11 +102,11 @@ def steal(instance: Instance, thief: holdfast.Client) -> float | None:
 
 
 @pytest.mark.timeout(600)
-def test_the_lease_is_stolen(either: str, tmp_path: Path) -> None:
+def test_the_lease_is_stolen(postgres_url: str, tmp_path: Path) -> None:
     """With a TTL of ten minutes: it is the theft that ends them, and not the time."""
     terms = LONG | {"heartbeat": 0.2}
     for _ in range(trials(1)):
-        with instances(either, tmp_path, **terms) as guarded, holdfast.Client(either) as thief:
+        with instances(postgres_url, tmp_path, **terms) as guarded, holdfast.Client(postgres_url) as thief:
             for instance in guarded:
                 assert steal(instance, thief)
             for instance in guarded:
@@ -112,19 +114,17 @@ def test_the_lease_is_stolen(either: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("program", [GUARDED, ASYNC], ids=["sync", "async"])
 def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
-    request: pytest.FixtureRequest, tmp_path: Path, program: str, standstill: Standstill
+    postgres_url: str, tmp_path: Path, standstill: Standstill
 ) -> None:
     """The beat is renewed, so the database answers; but one of its leases is gone, and which one is not to be had."""
-    url: str = request.getfixturevalue("sqlite_url" if program is GUARDED else "postgres_url")
-    unsaid = "import os; os.environ['HOLDFAST_FAILPOINTS'] = 'before:beat_leases=error'\n" + program
+    unsaid = "import os; os.environ['HOLDFAST_FAILPOINTS'] = 'before:beat_leases=error'\n" + ASYNC
 
     def begin() -> Instance:
-        return Instance(url, f"key {next(NUMBERS)}", tmp_path, "hang", program=unsaid)
+        return Instance(postgres_url, f"key {next(NUMBERS)}", tmp_path, "hang", program=unsaid)
 
     with ExitStack() as stack:
-        thief = stack.enter_context(holdfast.Client(url))
+        thief = stack.enter_context(holdfast.Client(postgres_url))
         for _ in range(5):
             instance = begun(stack, begin)
             if (latest := steal(instance, thief)) is not None:
@@ -134,16 +134,16 @@ def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
 
 
 @pytest.mark.timeout(600)
-def test_paused_and_resumed_after_the_ttl_it_executes_nothing(either: str, tmp_path: Path) -> None:
+def test_paused_and_resumed_after_the_ttl_it_executes_nothing(postgres_url: str, tmp_path: Path) -> None:
     """It would have written to its file at once: three threads of it do nothing else."""
 
     def begin() -> Instance:
-        return Instance(either, f"key {next(NUMBERS)}", tmp_path)
+        return Instance(postgres_url, f"key {next(NUMBERS)}", tmp_path)
 
     for _ in range(trials(1)):
         with ExitStack() as stack:
-            guarded = [halted(stack, begin, lambda instance: instance.pid) for _ in range(3)]
-            client = stack.enter_context(holdfast.Client(either))
+            guarded = [halted(stack, begin, lambda instance: instance.pid) for _ in range(2)]
+            client = stack.enter_context(holdfast.Client(postgres_url))
             for instance in guarded:
                 stack.enter_context(client.lease(instance.key, timeout=PATIENCE))
             before = [instance.work() for instance in guarded]
@@ -228,13 +228,15 @@ def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str, tmp_path: Pat
         assert patient.wait() == 0
 
 
-@pytest.mark.parametrize("program", [GUARDED, ASYNC], ids=["sync", "async"])
-def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str, tmp_path: Path, program: str) -> None:
+@pytest.mark.parametrize(("engine", "program"), PAIRS, ids=["sqlite-sync", "postgres-async"])
+def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str, program: str
+) -> None:
+    url = request.getfixturevalue(f"{engine}_url")
     with ExitStack() as stack:
         ends = ("normal", "term", "raise")
         normal, term, raising = (
-            stack.enter_context(Instance(either, key, tmp_path, program=program, ttl=300, heartbeat=100))
-            for key in ends
+            stack.enter_context(Instance(url, key, tmp_path, program=program, ttl=300, heartbeat=100)) for key in ends
         )
         for instance in (normal, term, raising):
             instance.expect("works")
@@ -245,7 +247,7 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
         raising.say("raise")
         assert (normal.wait(), term.wait()) == (0, 128 + signal.SIGTERM)
         assert raising.wait() == (1 if program is GUARDED else 0)
-    eventually(lambda: rows(either) == NONE, "no successor has to wait for 300 s")
+    eventually(lambda: rows(url) == NONE, "no successor has to wait for 300 s")
 
 
 @pytest.mark.skipif(not Path("/proc/self/timers").exists(), reason="the kernel does not show its timers")
@@ -345,7 +347,10 @@ def test_a_fork_that_leaves_the_block_takes_nothing_with_it(sqlite_url: str, tmp
     with ExitStack() as stack, holdfast.Client(sqlite_url) as client:
         instance = halted(stack, begin, renewed)
         with client.lease(instance.key, timeout=PATIENCE):
+            before = instance.work()
+            instance.signal(signal.SIGCONT)
             eventually(lambda: instance.process.poll() == KILLED, "the timer is the parent's still")
+            assert instance.work() == before
 
 
 def test_a_process_that_handles_the_signals_itself_is_ended_all_the_same(sqlite_url: str, tmp_path: Path) -> None:
