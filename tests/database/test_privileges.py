@@ -89,6 +89,7 @@ def app_url(postgres_url: str) -> str:
     )
 
 
+@pytest.mark.parametrize(("postgres_url", "connect"), [(MAJORS[0], "sync"), (NEWEST, "async")], indirect=True)
 def test_usage_and_execute_are_enough_to_hold_wait_renew_and_release(connect: Connect, app_url: str) -> None:
     client, other = connect(app_url), connect(app_url)
     with client.lease("import", holder="one", renew_every=0.02) as grant:

@@ -35,7 +35,7 @@ def held(client: Any, *ttls: float, **options: Any) -> Any:
     raise AssertionError(f"none of the TTLs {ttls} was long enough")
 
 
-@pytest.mark.parametrize("failover", ["ttl", "session"])
+@pytest.mark.parametrize(("connect", "failover"), [("sync", "ttl"), ("async", "session")], indirect=["connect"])
 def test_a_lease_in_the_old_file_is_lost(connect: Connect, tmp_path: Path, failover: str) -> None:
     """Its holder renewed it there for ever, and another process got it in the new one."""
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
@@ -47,6 +47,7 @@ def test_a_lease_in_the_old_file_is_lost(connect: Connect, tmp_path: Path, failo
     assert client.lease(grant.name, ttl=60).acquire(timeout=60).fence
 
 
+@pytest.mark.parametrize("connect", ["sync"], indirect=True)
 def test_a_file_that_is_gone_keeps_no_lease(connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
     grant = held(client, 1.0, 5.0, 25.0)

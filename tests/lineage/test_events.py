@@ -12,6 +12,7 @@ from sqlalchemy.pool import NullPool
 import holdfast
 from holdfast.testing.operation_contract import leave_half_done
 from tests.children import query
+from tests.engine_pairs import either_pairs
 from tests.lineage.recording_sink import RecordingSink
 from tests.lineage.sample_operations import FAR, async_emitting, broken, emitted, emitting, key
 
@@ -199,6 +200,7 @@ def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None
     ]  # fmt: skip
 
 
+@either_pairs
 def test_async_sinks_and_operations(either: str, connect: Any) -> None:
     class Awaited(RecordingSink):
         async def publish(self, events: Any) -> None:  # type: ignore[override]

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 
 import holdfast
 from holdfast import PolicyContext
@@ -21,6 +22,10 @@ POLICY: dict[str, dict[str, Any]] = {
 }
 BY_ELDER: dict[str, Any] = {"actor": "elder Mary", "reason": "we agreed"}
 WAYS = ("outside", "own", "joined")
+every_way = pytest.mark.parametrize(
+    ("either", "attempt"), [("sqlite", "own"), ("postgres", "outside"), ("postgres", "joined")], indirect=True
+)
+"""Each way and each engine: the ways differ in who begins the transaction, and the statements are the same in each."""
 POINT = {"type": "Point", "coordinates": [16.37, 48.21]}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from tests.engine_pairs import either_pairs
 from tests.operations.logs import fail, fill, problems
 
 Connect = Callable[..., Any]
@@ -18,6 +19,7 @@ def client(connect: Connect, either: str) -> Any:
     return fill(connect(either), either)
 
 
+@either_pairs
 def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
         client.operation("failed", max_attempts=1).run(lambda: 1)
@@ -30,6 +32,7 @@ def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any)
     assert problems(client) == set()
 
 
+@either_pairs
 def test_what_was_done_since_waits_for_nobody_and_what_somebody_undid_has_not_failed(client: Any) -> None:
     def failures() -> tuple[str, str]:
         [found] = [each for each in client.operations.health().findings if each.check == "failures"]
@@ -55,6 +58,7 @@ def test_what_was_done_since_waits_for_nobody_and_what_somebody_undid_has_not_fa
     assert problems(client) == set()
 
 
+@either_pairs
 def test_what_is_to_be_decided_anew_is_asked_anew(client: Any) -> None:
     """The question of before stands no more, for the operation was done; and is done again, for its result expired."""
     mine, others = (

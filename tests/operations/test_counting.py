@@ -16,10 +16,11 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, interrupted
 from tests.operations.logs import LATER, fail, problems
-from tests.operations.policies import WAYS, connected, runs
+from tests.operations.policies import WAYS, connected, every_way, runs
 
 
 @pytest.mark.parametrize("how", ["rollback", "verify"])
+@every_way
 def test_a_rollback_or_a_probe_that_fails_uses_up_an_attempt(either: str, attempt: Any, how: str) -> None:
     """Else it would be called for ever, and nobody would be told."""
     calls: list[int] = []

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import pass_time, query
-from tests.operations.policies import connected
+from tests.operations.policies import connected, every_way
 from tests.user_connections import ask
 
 
@@ -193,6 +193,7 @@ def _broken() -> None:
     raise ValueError("broken")
 
 
+@every_way
 def test_a_key_that_is_used_anew_has_all_its_attempts(attempt: Any, either: str) -> None:
     key = name()
     with holdfast.Client(either) as client:

@@ -15,6 +15,7 @@ import holdfast
 from holdfast.testing.operation_contract import LONG, interrupted, leave_half_done, name
 from holdfast.testing.proxy import Proxy
 from tests.children import eventually, query
+from tests.operations.policies import every_way
 
 Connect = Callable[..., Any]
 
@@ -138,6 +139,7 @@ def test_an_end_whose_answer_was_lost_is_written_once(postgres_url: str, moment:
     assert query(postgres_url, entries) == [(2,)], "the claim and the end"
 
 
+@every_way
 def test_what_is_mended_from_outside_is_run_by_nobody_meanwhile(either: str, attempt: Any) -> None:
     """What a batch left has the lease of that, and whoever runs it has another: what they did would be undone, and the
     log would say that it is done."""

@@ -15,6 +15,7 @@ import requests
 import holdfast
 from holdfast.testing.operation_contract import LONG
 from tests.children import eventually
+from tests.operations.policies import every_way
 
 MANY = 60
 
@@ -102,6 +103,7 @@ def test_an_error_that_passes_is_never_kept_as_the_answer(postgres_url: str) -> 
             client.operation("kept").run(lambda: "well")
 
 
+@every_way
 def test_a_call_that_nobody_answered_in_time_is_asked_about_before_it_is_made_again(attempt: Any, either: str) -> None:
     """Its error says nothing of whether it has arrived: whoever can be asked is."""
     charges: list[int] = []

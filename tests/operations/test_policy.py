@@ -14,7 +14,7 @@ import holdfast
 from holdfast import Allow, Deny, PolicyContext, PolicyDenied, Review
 from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import eventually
-from tests.operations.policies import BY_ELDER, answer, fail, governed, key
+from tests.operations.policies import BY_ELDER, answer, every_way, fail, governed, key
 
 
 def test_the_matrix_through_a_client(either: str) -> None:
@@ -40,6 +40,7 @@ def test_the_matrix_through_a_client(either: str) -> None:
                     assert reviews == (["locked"] if busy and not needs and kind in ("graves", "both") else [])
 
 
+@every_way
 def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, attempt: Any) -> None:
     asked: list[tuple[str, int, str | None]] = []
     roads, calls = key(f"roads-{name()}"), []
@@ -118,6 +119,7 @@ def test_what_becomes_a_retry_while_it_is_waited_for_is_asked_about_as_one(eithe
             mine[0].result(LONG)
 
 
+@every_way
 def test_a_replay_is_denied_where_the_policy_says_so(either: str, attempt: Any) -> None:
     unseen = lambda context: Deny("not to be read") if context.moment == "replay" else Allow()  # noqa: E731
     roads = key(f"roads-{name()}")
@@ -151,6 +153,7 @@ def test_a_batch_obeys(either: str) -> None:
         assert "under another key" in str(again[0].error)
 
 
+@every_way
 def test_a_rule_that_raises_lets_nothing_through_and_keeps_no_lock(either: str, attempt: Any) -> None:
     def forgetful(context: PolicyContext) -> Any:
         return None if context.lock == "held" else Allow()

@@ -10,10 +10,11 @@ import pytest
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied, Review
 from holdfast.testing.operation_contract import leave_half_done, name, running
-from tests.operations.policies import BY_ELDER, answer, fail, governed, key
+from tests.operations.policies import BY_ELDER, answer, every_way, fail, governed, key
 from tests.user_connections import ask
 
 
+@every_way
 def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_a_reset_never(
     either: str, attempt: Any
 ) -> None:
@@ -55,6 +56,7 @@ def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_
         assert all(each.spent_at for each in client.reviews.list(status=None, key=roads))
 
 
+@every_way
 def test_an_approval_is_there_for_the_next_one_when_somebody_else_had_the_lock(either: str, attempt: Any) -> None:
     dataset = name()
     with holdfast.Client(either) as client:
@@ -72,6 +74,7 @@ def test_an_approval_is_there_for_the_next_one_when_somebody_else_had_the_lock(e
         assert client.reviews.get(review.id).spent_at is not None  # type: ignore[union-attr]
 
 
+@every_way
 def test_an_approval_is_there_for_the_next_one_when_the_policy_has_said_no(either: str, attempt: Any) -> None:
     burials = key(f"burials-{name()}")
     with governed(either, lambda context: Review("who?") if context.moment == "claim" else Allow()) as client:
@@ -121,6 +124,7 @@ def test_two_who_ask_do_not_share_an_approval(either: str) -> None:
             client.operation(unique).run(int)
 
 
+@every_way
 def test_one_that_has_used_up_its_attempts_or_was_left_half_done_goes_on_when_that_is_approved(
     either: str, attempt: Any
 ) -> None:

@@ -12,9 +12,10 @@ import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_contract import name
 from tests.children import eventually
-from tests.operations.policies import BY_ELDER, POINT, connected, fail, governed, key
+from tests.operations.policies import BY_ELDER, POINT, connected, every_way, fail, governed, key
 
 
+@every_way
 def test_a_sensitive_dataset_needs_a_justification_on_every_try(either: str, attempt: Any) -> None:
     burials, calls = key(f"burials-{name()}", checksum="c"), []
 
@@ -38,6 +39,7 @@ def test_a_sensitive_dataset_needs_a_justification_on_every_try(either: str, att
         assert client.operations.verify().passed
 
 
+@every_way
 def test_the_same_transformation_under_another_key_is_refused_where_that_is_sensitive(
     either: str, attempt: Any
 ) -> None:
@@ -61,6 +63,7 @@ def test_the_same_transformation_under_another_key_is_refused_where_that_is_sens
             attempt(client, key(f"roads-{unique}", task, checksum="c"), int)
 
 
+@every_way
 def test_a_retry_sees_the_input_that_it_saw_first(either: str, attempt: Any) -> None:
     """Another payload under the same key; another checksum, which makes it another key, where the first has failed."""
     burials = f"burials-{name()}"
@@ -130,6 +133,7 @@ def test_a_lock_that_somebody_else_has_is_refused_where_that_was_declared(either
         assert client.operation(key(busy, "second")).run(int).result == 0
 
 
+@every_way
 def test_geometry_has_to_be_masked_where_that_was_declared(either: str, attempt: Any) -> None:
     sites = key(f"sites-{name()}")
     masked, fine = holdfast.mask_h3(POINT, 5), holdfast.mask_h3(POINT, 6)
@@ -156,6 +160,7 @@ def test_geometry_has_to_be_masked_where_that_was_declared(either: str, attempt:
         assert [each.status for each in outcomes] == ["success", "failed"]
 
 
+@every_way
 def test_an_error_budget_that_is_used_up_stops_retries_and_nothing_else(either: str, attempt: Any) -> None:
     flaky = f"flaky-{name()}"
     with governed(either) as client:
@@ -169,6 +174,7 @@ def test_an_error_budget_that_is_used_up_stops_retries_and_nothing_else(either: 
         assert attempt(client, key(flaky, "a"), int).result == 0
 
 
+@every_way
 def test_an_error_budget_is_used_up_by_one_that_is_tried_again_and_again(either: str, attempt: Any) -> None:
     flaky, calls = f"flaky-{name()}", list[int]()
 

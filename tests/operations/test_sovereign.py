@@ -15,7 +15,7 @@ from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_contract import interrupted, name, running
 from tests.children import eventually
 from tests.lineage.sample_operations import FAR
-from tests.operations.policies import BY_ELDER, POINT, answer, connected, fail, governed, key
+from tests.operations.policies import BY_ELDER, POINT, answer, connected, every_way, fail, governed, key
 
 
 @pytest.mark.parametrize("how", ["policy", "argument"])
@@ -104,6 +104,7 @@ def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(eithe
         assert undone == [roads.label, graves.label]
 
 
+@every_way
 def test_whatever_the_transaction_a_lock_failure_is_up_for_review(either: str, attempt: Any) -> None:
     graves = f"graves-{name()}"
     second = key(graves, "second")
@@ -119,6 +120,7 @@ def test_whatever_the_transaction_a_lock_failure_is_up_for_review(either: str, a
         assert attempt(client, second, int).attempt == 1
 
 
+@every_way
 def test_a_sovereign_dataset_is_locked_whole_whatever_is_done_to_it(either: str, attempt: Any) -> None:
     """Another operation of it as well; another dataset is another's, and so is one that is not sovereign."""
     graves, roads = f"graves-{name()}", f"roads-{name()}"
