@@ -23,9 +23,10 @@ def key(task: str, **more: Any) -> holdfast.OperationKey:
     return holdfast.OperationKey(pipeline="etl", task=task, dataset="parcels", operation="load", **more)
 
 
-def test_the_first_thing_that_a_client_does_may_be_a_transaction(tmp_path: Path, sqlite_url: str) -> None:
+def test_the_first_thing_that_a_client_does_may_be_a_transaction(tmp_path: Path) -> None:
     """The tables are made where that is ours to do, and else it is said how to: whatever connection it is on."""
-    with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(tmp_path / "app.db")) as mine:
+    path = tmp_path / "new.db"
+    with holdfast.Client(f"sqlite:///{path}") as client, closing(sqlite3.connect(path)) as mine:
         assert client.operation("k", tx=mine).run(lambda: 7).result == 7
     with holdfast.Client(empty := server().database()) as client, psycopg.connect(empty) as mine:
         for begun in (False, True):

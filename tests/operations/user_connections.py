@@ -10,15 +10,16 @@ from typing import Any
 
 import holdfast
 from tests.children import query
+from tests.migrated_file import migrated_file
 from tests.user_connections import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, settled, shared_postgres, subject
 
 KINDS = [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE]
-FEW = ["psycopg", "psycopg-async", "sqlite3", "session-psycopg", "connection-asyncpg-async"]
+FEW = ["psycopg", "sqlite3", "session-psycopg", "connection-asyncpg-async"]
 
 
 @asynccontextmanager
 async def opened(kind: str, tmp_path: Path) -> AsyncIterator[Subject]:
-    url = f"sqlite:///{tmp_path / 'app.db'}" if kind in SQLITE or kind in ALCHEMY_SQLITE else shared_postgres()
+    url = migrated_file(tmp_path / "app.db") if kind in SQLITE or kind in ALCHEMY_SQLITE else shared_postgres()
     async with subject(kind, url) as each:
         yield each
 
