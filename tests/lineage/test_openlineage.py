@@ -168,15 +168,15 @@ def answering(status: int, *more: tuple[str, str]) -> Iterator[tuple[str, list[A
 
 def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events: list[holdfast.Event]) -> None:
     with answering(201) as (url, got):
-        OpenLineage(url).publish(events)
+        OpenLineage(url, timeout=PATIENCE).publish(events)
     assert [path for path, _ in got] == ["/api/v1/lineage"] * len(events)
     assert [rebuilt(each).run.runId for _, each in got] == [each.run for each in events]
     for status in (500, 503, 429, 401):
         with answering(status) as (url, got), pytest.raises(holdfast.SinkDown, match=str(status)):
-            OpenLineage(url).publish(events)
+            OpenLineage(url, timeout=PATIENCE).publish(events)
         assert len(got) == 1, "it is for the relay to try again"
     with answering(422) as (url, _), pytest.raises(OSError, match="422"):
-        OpenLineage(url).publish(events)
+        OpenLineage(url, timeout=PATIENCE).publish(events)
 
 
 def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[holdfast.Event]) -> None:
@@ -184,14 +184,14 @@ def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[h
         with answering(status, ("Location", "/page")) as (url, got):
             with_password = url.replace("//", f"//jane:s3cret{'' if wrong else '%21'}@")
             if not wrong:
-                OpenLineage(with_password).publish(events)
+                OpenLineage(with_password, timeout=PATIENCE).publish(events)
                 assert len(got) == len(events)
             else:
                 with pytest.raises(Exception, match=str(status)) as error:
-                    OpenLineage(with_password).publish(events)
+                    OpenLineage(with_password, timeout=PATIENCE).publish(events)
                 assert "s3cret" not in str(error.value)
     with pytest.raises(holdfast.SinkDown):
-        OpenLineage(url).publish(events)  # nobody is there any more
+        OpenLineage(url, timeout=PATIENCE).publish(events)  # nobody is there any more
 
 
 def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event]) -> None:
@@ -199,9 +199,9 @@ def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event])
     lies = [(status, ("Location", "/login")) for status in (301, 302, 303)]
     for status, *more in (*lies, (304,), (300,), (200, ("Transfer-Encoding", "chunked")), (308, ("Location", "/"))):
         with answering(status, *more) as (url, _), pytest.raises(holdfast.SinkDown):  # type: ignore[arg-type]
-            OpenLineage(url).publish(events)
+            OpenLineage(url, timeout=PATIENCE).publish(events)
     with answering(307, ("Location", "/elsewhere")) as (url, got):
-        OpenLineage(url).publish(events)
+        OpenLineage(url, timeout=PATIENCE).publish(events)
     assert [each["run"]["runId"] for path, each in got if path == "/elsewhere"] == [each.run for each in events]
 
 

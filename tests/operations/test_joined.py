@@ -53,7 +53,7 @@ async def test_of_what_fails_in_a_joined_transaction_stays_that_it_was_tried(kin
             return settled(operation.run(work(each, what, **options)))
 
         def told() -> list[tuple[str, int]]:
-            return [(event.type, event.attempt) for event in each.other.relays.events() if event.label == name]
+            return [(event.type, event.attempt) for event in each.other.relays.events(name)]
 
         for end in (each.rollback, each.commit):
             await each.begin()

@@ -21,9 +21,14 @@ from holdfast.database.sessions import open_session, session_class
 from holdfast.database.sqlite import SqliteSession
 from holdfast.database.url import parse
 from holdfast.testing import child_watchdog
-from tests.children import Child, eventually, query
+from tests.children import PATIENCE, Child, eventually, query
+from tests.engine_pairs import either_pairs
 
 VARIABLE = failpoints.VARIABLE
+
+flavours = pytest.mark.parametrize(
+    ("either", "flavour"), [("sqlite", "sync"), ("postgres", "async")], indirect=["either"]
+)
 
 _WORKER = """
 import asyncio, os, sys, holdfast
@@ -55,16 +60,12 @@ def _count_anew() -> Iterator[None]:
     failpoints.parse.cache_clear()
 
 
-@pytest.fixture(params=["sync", "async"])
-def flavour(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def leases(url: str) -> list[str]:
     dot = "_" if url.startswith("sqlite") else "."
     return [name for (name,) in query(url, f"select name from holdfast{dot}lease order by name")]
 
 
+@flavours
 @pytest.mark.parametrize(("point", "left"), [("before", 2), ("after", 3)])
 def test_kill_on_the_third_hit_leaves_what_was_done_before_or_after_it(
     either: str, flavour: str, point: str, left: int
@@ -76,6 +77,7 @@ def test_kill_on_the_third_hit_leaves_what_was_done_before_or_after_it(
     assert leases(either) == [f"lease-{number}" for number in range(1, left + 1)]
 
 
+@flavours
 def test_stop_waits_for_a_signal_and_goes_on(either: str, flavour: str) -> None:
     with Child(_WORKER, either, flavour, "after:lease_acquire=stop@2") as child:
         child.expect("asks 1", "has 1", "asks 2")
@@ -88,21 +90,23 @@ def test_stop_waits_for_a_signal_and_goes_on(either: str, flavour: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["before", "after"])
+@either_pairs
 def test_error_is_doubt_and_is_asked_again(
     connect: Callable[..., Any], either: str, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An acquire may be sent twice: what the first one did is found by its token, so there is one grant."""
     monkeypatch.setenv(VARIABLE, f"{point}:lease_acquire=error@1")
     client = connect(either)
-    grant = client.lease("a", ttl=20).acquire()
+    grant = client.lease("a", ttl=600).acquire()
     assert grant.fence
     assert leases(either) == ["a"]
     monkeypatch.setenv(VARIABLE, f"{point}:lease_acquire=error")
     with pytest.raises(holdfast.EngineError, match="failpoint"):
-        connect(either).lease("b", ttl=20).acquire()
+        connect(either).lease("b", ttl=600).acquire()
     grant.check()
 
 
+@either_pairs
 def test_delay_and_pause_take_their_time(
     connect: Callable[..., Any], either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +121,7 @@ async def test_a_delay_holds_up_its_call_alone(postgres_url: str, monkeypatch: p
     monkeypatch.setenv(VARIABLE, "before:lease_list=delay:60")
     async with holdfast.AsyncClient(postgres_url) as client:
         asking = asyncio.create_task(client.leases.list())
-        async with client.lease("a", ttl=20) as grant:
+        async with client.lease("a", ttl=600) as grant:
             await grant.renew()
         assert not asking.done()
         asking.cancel()
@@ -202,11 +206,11 @@ async def test_when_off_sessions_are_of_their_own_plain_classes(
     if setting is not None:
         monkeypatch.setenv(VARIABLE, setting)
     for url, kind in ((postgres_url, PostgresSession), (sqlite_url, SqliteSession)):
-        session = open_session(parse(url), 10)
+        session = open_session(parse(url), PATIENCE)
         assert type(session) is kind
         assert "call" not in vars(session)
         session.close()
-    aio = await AsyncPostgresSession.open(parse(postgres_url), 10)
+    aio = await AsyncPostgresSession.open(parse(postgres_url), PATIENCE)
     assert type(aio) is AsyncPostgresSession
     aio.close()
     monkeypatch.setenv(VARIABLE, "before:purge=error")

@@ -71,8 +71,11 @@ def test_the_parent_keeps_its_lease_through_the_childs_use_close_and_exit(either
 
 
 _THREADS = """
-import os, sys, threading, time, holdfast
+import os, signal, sys, threading, time, holdfast
 from holdfast.runtime import forks
+def give_up(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, give_up)
 forks.PATIENCE = 60  # seconds that a fork waits for threads to leave SQLite: after that the child does without the file
 client = holdfast.Client(sys.argv[1])
 grant = client.lease("a", ttl=600).acquire()
@@ -90,13 +93,14 @@ for _ in range(int(sys.argv[2])):
         assert [each.fence for each in client.leases.list()] == [grant.fence]
         assert client.lease("a").adopt(grant.token).fence == grant.fence
         os._exit(0)
-    until = time.monotonic() + 60
-    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
-        time.sleep(0.01)
-    if not ended[0]:
+    signal.alarm(60)
+    try:
+        ended = os.waitpid(child, 0)
+    except TimeoutError:
         hung = 1
         os.kill(child, 9)
         break
+    signal.alarm(0)
     assert ended[1] == 0, ended
 print("hung:", hung)
 os._exit(0)
@@ -250,7 +254,11 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("ttl", "failover"), [(TTL, "ttl"), (600, "session")], ids=["ttl", "session"])
+@pytest.mark.parametrize(
+    ("either", "ttl", "failover"),
+    [("postgres", TTL, "ttl"), ("postgres", 600, "session"), ("sqlite", 600, "session")],
+    indirect=["either"],
+)
 def test_a_killed_parents_lease_is_freed_although_its_child_lives(either: str, ttl: float, failover: str) -> None:
     """The child inherited the sockets and the kernel's locks, but must not keep them alive: with failover="session" the
     lease ends with the parent, long before its TTL."""
@@ -271,9 +279,12 @@ print("held")
 """
 
 
-@pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
-def test_exit_without_close_releases_at_once(either: str, end: str, status: int) -> None:
-    with Child(_EXIT.format(end=end), either) as child:
+@pytest.mark.parametrize(
+    ("either", "end"), [("sqlite", "normally"), ("postgres", "sys.exit"), ("sqlite", "exception")], indirect=["either"]
+)
+def test_exit_without_close_releases_at_once(either: str, end: str) -> None:
+    last_line, status = ENDS[end]
+    with Child(_EXIT.format(end=last_line), either) as child:
         child.expect("held")
         assert child.wait() == status
     assert rows(either) == NONE
@@ -329,7 +340,9 @@ def test_exit_of_an_async_program_without_close_releases_at_once(either: str) ->
     assert rows(either) == NONE
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("either", "number"), [("sqlite", signal.SIGTERM), ("postgres", signal.SIGKILL)], indirect=["either"]
+)
 def test_a_process_ended_by_a_signal_is_freed_by_its_ttl(either: str, number: signal.Signals) -> None:
     with Child(_EXIT.format(end="signal.pause()").replace("60", str(TTL)), either) as child:
         child.expect("held")

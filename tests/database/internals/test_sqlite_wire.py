@@ -344,15 +344,15 @@ def test_unicode_and_nulls_arrive_whole(raw: Raw) -> None:
 
 
 async def test_a_cancelled_call_leaves_the_session_to_the_next(raw: Raw) -> None:
-    session = await AsyncSqliteSession.open(parse(raw.url), 10.0)
+    session = await AsyncSqliteSession.open(parse(raw.url), LONG)
     raw.acquire("one")
-    calls = [asyncio.ensure_future(session.call("lease_list", {"name": "one"}, 10.0)) for _ in range(50)]
+    calls = [asyncio.ensure_future(session.call("lease_list", {"name": "one"}, LONG)) for _ in range(50)]
     await asyncio.sleep(0)
     for call in calls[::2]:
         call.cancel()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, list) and outcome[0]["name"] == "one" for outcome in outcomes[1::2])
-    assert await session.call("lease_list", {"name": "two"}, 10.0) == []
+    assert await session.call("lease_list", {"name": "two"}, LONG) == []
     session.close()
 
 

@@ -26,8 +26,9 @@ from tests.children import PATIENCE, Child, eventually
 SECONDS = float(os.environ.get("HOLDFAST_LINEAGE_SECONDS", "0"))
 FAULTS = 4
 """At least so many, however long that takes."""
-EVENTS, AHEAD = 9, 150
-"""Of about three operations; and how many may wait to be published."""
+PACE, EVENTS, AHEAD = (30, 9, 150) if SECONDS else (10, 9, 45)
+"""Answers of the sink between two faults, at most; events of about three operations; and how many may wait to be
+published."""
 DATASETS = ("roads", "parcels", "rivers")
 RELAY = """
 import logging, sys
@@ -207,7 +208,7 @@ def test_everything_arrives_in_order_and_nothing_else_whatever_breaks(either: st
                 load.start()
             until, faults = time.monotonic() + SECONDS, 0
             while time.monotonic() < until or faults < FAULTS:
-                receiver.wait_for_more(random_.randrange(1, 30))
+                receiver.wait_for_more(random_.randrange(1, PACE))
                 torment(random_, relays, spawn, receiver, proxy)
                 faults += 1
             eventually(lambda: all(load.done or load.error for load in loads), "each has done something")

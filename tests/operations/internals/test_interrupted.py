@@ -22,7 +22,7 @@ from tests.interrupts import Interrupt, generated
 from tests.operations.user_connections import key, logged, opened, work
 from tests.user_connections import Subject, ask
 
-STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
+STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "23"))
 
 
 @cache

@@ -16,7 +16,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import OperationKey, canonical, checksum_file, time_bucket
@@ -48,6 +48,7 @@ def sameness(value: Any) -> Any:
     return type(value), value
 
 
+@settings(max_examples=40)
 @given(values, values)
 def test_two_values_have_one_form_exactly_if_they_are_the_same(one: Any, other: Any) -> None:
     assert (canonical.encode(one) == canonical.encode(other)) == (sameness(one) == sameness(other))
@@ -64,6 +65,7 @@ def test_a_part_that_is_a_text_of_another_class_is_that_text() -> None:
     assert type(as_key(Dataset.PARCELS).label) is str
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.text(max_size=4), values, max_size=5), st.randoms())
 def test_the_order_of_a_dict_does_not_matter(params: dict[str, Any], order: Any) -> None:
     names = list(params)
@@ -74,6 +76,7 @@ def test_the_order_of_a_dict_does_not_matter(params: dict[str, Any], order: Any)
 seven = st.lists(st.text(min_size=1, max_size=3, alphabet="ab:/1"), min_size=7, max_size=7)
 
 
+@settings(max_examples=40)
 @given(seven, st.data())
 def test_no_two_keys_meet_by_being_put_together(parts: list[str], data: Any) -> None:
     other = data.draw(st.permutations(parts) | seven)

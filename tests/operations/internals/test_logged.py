@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.doctor import operations
@@ -44,6 +44,7 @@ def read(found: list[dict[str, Any]], **more: Any) -> log.LoggedOperation:
 DONE = chain(("claimed", 1), ("lock_acquired", 1), ("success", 1), ("lock_released", 1))
 
 
+@settings(max_examples=40)
 @given(lives())
 def test_nothing_is_wrong_where_both_agree_and_the_state_is_what_the_log_says(entries: list[LogEntry]) -> None:
     one = read(rows(entries))
@@ -96,6 +97,7 @@ def test_an_operation_that_only_the_log_knows_or_whose_entries_are_no_entries_is
     assert (judged.operations, judged.passed) == (1, False)
 
 
+@settings(max_examples=40)
 @given(lives(), lives(), st.data())
 def test_what_was_put_away_is_proven_with_what_stays(
     entries: list[LogEntry], others: list[LogEntry], data: Any
@@ -117,6 +119,7 @@ def test_what_was_put_away_is_proven_with_what_stays(
     assert any(each.broken for each in found) or json.loads(forged)["log"] == json.loads(text)["log"]
 
 
+@settings(max_examples=40)
 @given(lives())
 def test_what_was_written_down_twice_is_there_once(entries: list[LogEntry]) -> None:
     """It was not put away in the end, or whoever did died in between."""
