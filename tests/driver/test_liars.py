@@ -45,7 +45,7 @@ def said(status: str, body: bytes) -> Callable[[socket.socket], object]:
 def drips(one: socket.socket) -> None:
     """A byte now and then, each of them well within the time that an answer has."""
     one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while not OVER.wait(0.05):
+    while not OVER.wait(0.02):
         one.sendall(b" ")
 
 
@@ -55,14 +55,14 @@ ANSWERS: dict[str, tuple[Callable[[socket.socket], object], str]] = {
     "no JSON": (said("200 OK", b"hello"), "invalid answer"),
     "another shape": (said("200 OK", b'{"sandboxes": [{"id": "a"}], "id": "a"}'), "invalid answer"),
     "nothing": (said("200 OK", b""), "invalid answer"),
-    "drop by drop": (drips, r"did not answer within 0\.4 s"),
+    "drop by drop": (drips, r"did not answer within 0\.2 s"),
 }
 
 
 @pytest.mark.parametrize(("answer", "told"), ANSWERS.values(), ids=ANSWERS)
 def test_what_is_no_answer_of_a_driver_is_told_as_none(answer: Any, told: str) -> None:
     OVER.clear()
-    with answering(answer, 0.4 if answer is drips else PATIENCE) as driver:
+    with answering(answer, 0.2 if answer is drips else PATIENCE) as driver:
         for ask in (driver.list, lambda: driver.get("a"), lambda: driver.delete("a")):
             with pytest.raises(holdfast.DriverError, match=told) as refused:
                 ask()

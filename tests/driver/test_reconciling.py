@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ class Service:
     def __init__(self, client: holdfast.AsyncClient, driver: holdfast.AsyncProcessDriver) -> None:
         self.client, self.driver = client, driver
         self.reconciler = client.reconciler("sandbox", driver, sweep_every=0.2, grace=GRACE)
-        self.elector = client.elector("reconciler", ttl=30)
+        self.elector = client.elector("reconciler", ttl=600)
 
     async def create(self, id: str, *argv: str) -> None:
         await self.client.objects.put_if("sandbox", id, {"spec": {"argv": [*argv]}}, MustCreate())
@@ -58,8 +58,8 @@ async def service(url: str, daemon: Daemon) -> AsyncIterator[Service]:
             await running
 
 
-async def test_a_record_follows_its_process_from_its_start_to_its_end(daemon: Daemon, either: str) -> None:
-    async with service(either, daemon) as it:
+async def test_a_record_follows_its_process_from_its_start_to_its_end(daemon: Daemon, sqlite_url: str) -> None:
+    async with service(sqlite_url, daemon) as it:
         await it.create("web", "sleep", "1000")
         ready = await it.becomes("web", "Ready")
         pid = ready["details"]["pid"]
@@ -91,16 +91,20 @@ async def test_what_is_deleted_is_deleting_until_all_its_processes_are_gone(daem
         assert not runs(pid)
 
 
-async def test_an_orphan_is_pruned_after_its_grace_and_a_second_look(daemon: Daemon, either: str) -> None:
+async def test_an_orphan_is_pruned_after_its_grace_and_a_second_look(
+    start: Callable[..., Daemon], postgres_url: str
+) -> None:
     """Somebody removes two folders of the driver's, and one sandbox is made again before its grace is over. The record
     of the other is made older, and not waited for."""
-    async with service(either, daemon) as it:
+    daemon = start(before="from holdfast.driver import reconcile_folder; reconcile_folder.TICK = 0.05")
+    async with service(postgres_url, daemon) as it:
         for id in ("orphan", "back"):
             await it.create(id, "sleep", "1000")
             await it.becomes(id, "Ready")
         cursor = await it.client.objects.cursor()
         for id in ("orphan", "back"):
             shutil.rmtree(daemon.box(id))
+        for id in ("orphan", "back"):
             while "missing_since" not in (status := await it.status(id) or {}):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert status["phase"] == "Ready", "it is only marked"

@@ -19,6 +19,15 @@ from tests.cli.command import PROGRAM, SCRIPT, SERVED, environment
 from tests.driver.daemon import Daemon, clean
 from tests.fork_server import Forked
 
+_PATIENT = """
+from holdfast.database.engine_async import AsyncEngine
+from holdfast.gateway import health
+from holdfast.gateway.pages import snapshot
+AsyncEngine.call.__kwdefaults__["timeout"] = health._CHECK_WITHIN = snapshot.READ_WITHIN = 60.0
+health.TTL = 600.0
+"""
+"""Run before a replica starts: however slow the machine is, a replica does not take its database for one that is away,
+and does not lose the lease on its own name."""
 _WITH_FEATURE = """
 import types
 from fastapi import APIRouter
@@ -43,7 +52,7 @@ class Replica:
     ) -> None:  # fmt: skip
         self.url, self.folder, self.name = url, folder, name
         beside = ["--driver-folder", str(folder / "d")] if driver is None else ["--driver", driver]
-        self._program = PROGRAM if feature is None else _WITH_FEATURE.format(feature=dedent(feature))
+        self._program = _PATIENT + (PROGRAM if feature is None else _WITH_FEATURE.format(feature=dedent(feature)))
         self._arguments = [SCRIPT, "serve", "--port", "0", "--json", "--stop-within", "600", *beside, *options]
         self._environment = environment(HOLDFAST_URL=url, HOLDFAST_REPLICA_ID=name, **more)
         self.log = folder / f"{name}.log"
@@ -81,9 +90,11 @@ class Replica:
         self._close()
         return code
 
-    def restart(self) -> Self:
+    def restart(self, *options: str) -> Self:
+        """``options`` are further flags, from now on."""
         if self.process.returncode is None:
             self.end()
+        self._arguments += options
         self.begin()
         return self.ready()
 

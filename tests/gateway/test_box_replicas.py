@@ -117,7 +117,7 @@ def test_a_rolling_restart_under_load_loses_no_acknowledged_write(replicas: list
 
     numbers = itertools.count(1)
     session = replicas[0].http.post("/sessions", json={"ttl": 3600}).json()
-    with traffic(replicas, write, pause=0.03) as answers:
+    with traffic(replicas, write, pause=0.1) as answers:
         for each in replicas:
             assert each.end() == 0
             each.begin()
@@ -175,7 +175,7 @@ def _read(replica: Replica, http: httpx.Client) -> int:
 
 @contextmanager
 def traffic(
-    replicas: list[Replica], ask: Callable[[Replica, httpx.Client], int] = _read, *, pause: float = 0.02
+    replicas: list[Replica], ask: Callable[[Replica, httpx.Client], int] = _read, *, pause: float = 0.05
 ) -> Iterator[list[int]]:
     """Ask each of them all the time; the statuses. One that does not listen is tried again."""
     answers: list[int] = []

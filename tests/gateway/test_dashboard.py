@@ -33,16 +33,9 @@ PATIENCE = 60_000
 expect.set_options(timeout=PATIENCE)
 
 
-PATIENT = """
-    from holdfast.gateway.pages import snapshot
-    snapshot.READ_WITHIN = 60.0
-"""
-"""No picture says that the database does not answer, however slow the machine is."""
-
-
 @pytest.fixture(scope="module")
 def replica(folder: Path) -> Iterator[Replica]:
-    with Replica(fresh(), folder, feature=PATIENT) as made:
+    with Replica(fresh(), folder) as made:
         yield made
 
 
@@ -201,12 +194,11 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
 ) -> None:
     """Names and payloads that are markup, in everything that is shown, before the page is opened and while it is."""
     with ExitStack() as stack:
-        early = visit()
+        dark = visit(color_scheme="dark")
         client = stack.enter_context(filled_database(replica.url, mark=HOSTILE))
         stack.enter_context(client.lease("x" * 200, ttl=86400, holder="y" * 200))
-        dark = visit(color_scheme="dark")
         phone = visit(viewport={"width": 390, "height": 800}, color_scheme="light")
-        for page in (early, dark, phone):
+        for page in (dark, phone):
             for part in ("problems", "leaders", "leases", "locks", "operations", "sandboxes", "agents"):
                 expect(page.locator(f"#{part}")).to_contain_text(HOSTILE)
             expect(page.locator(".squares .held")).to_have_count(3)
@@ -224,7 +216,7 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
         assert 0 < phone.evaluate(HEIGHT, "xxx") < 120, "whoever needs all of a name points at it"
         lefts = phone.evaluate("(parts) => parts.map((part) => document.getElementById(part).offsetLeft)", PARTS)
         assert len(set(lefts)) == 1, "one column"
-        early.wait_for_function(COUNTS, arg="partial 1 running 0 failure 1 success 2")
+        dark.wait_for_function(COUNTS, arg="partial 1 running 0 failure 1 success 2")
 
 
 def test_a_short_name_stays_on_one_line_beside_long_ones(replica: Replica, visit: Any) -> None:
@@ -260,7 +252,7 @@ def test_nothing_runs_that_is_not_ours(replica: Replica, browser: Browser) -> No
     seen.page.close()
 
 
-def test_it_ends_with_its_replica_and_goes_on_with_the_next(replica: Replica, browser: Browser, folder: Path) -> None:
+def test_it_ends_with_its_replica_and_goes_on_with_the_next(replica: Replica, browser: Browser) -> None:
     """Who watches does not keep a replica from ending, and is told by the next one there, without a reload."""
     port = replica.address.rpartition(":")[2]
     with ExitStack() as stack:
@@ -270,10 +262,8 @@ def test_it_ends_with_its_replica_and_goes_on_with_the_next(replica: Replica, br
         assert replica.end() == 0
         assert not replica.events("gateway.overdue")
         expect(seen.page.locator("#live")).to_have_text("not live, trying again")
-        after = stack.enter_context(Replica(replica.url, folder, "--port", port, name="next"))
+        replica.restart("--port", port)
         expect(seen.page.locator(".live.on")).to_have_text("live")
         with holdfast.Client(replica.url) as client, client.lease("after-all"):
             expect(seen.page.locator("#leases")).to_contain_text("after-all")
         assert seen.page.evaluate("window.same")
-        assert after.end() == 0
-    replica.restart()  # for whichever test comes next

@@ -23,7 +23,7 @@ async def until(so: Callable[[], Awaitable[bool]]) -> None:
 async def test_however_long_the_database_was_away_it_is_ready_when_it_is_back(
     serving: Serving, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(health, "TTL", 6.0)
+    monkeypatch.setattr(health, "TTL", 1.5)
     monkeypatch.setattr(health, "RETRY_AFTER", 0.05)
     for pause in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
         monkeypatch.setattr(app, pause, 3600.0)

@@ -202,6 +202,7 @@ def test_neither_a_hanging_request_nor_a_stream_holds_up_the_end(place: Path, po
 STUBBORN = """
     import asyncio
 
+    app._FIRST_PAUSE = 0.01
     mended = []
 
     def loops(gateway):
@@ -317,7 +318,7 @@ def test_an_address_that_leads_other_replicas_to_themselves_is_told(
 
 
 def test_on_a_terminal_it_writes_for_people(place: Path) -> None:
-    with Running("serve", "--port", "0", columns=80, cwd=place, HOLDFAST_DRIVER_FOLDER=str(place / "d")) as running:
+    with Running("serve", "--port", "0", "--driver", NONE, columns=80, cwd=place) as running:
         running.until_it_says("listening on http://127.0.0.1:")
         assert os.path.exists(place / "holdfast.db")  # noqa: PTH110
         code, said = running.end(signal.SIGTERM)
