@@ -19,7 +19,7 @@ from holdfast.testing.history import RecordedOperation, operations
 from tests.testing.simulated_history import World, operation
 
 LEASE = ("acquire", "renew", "release")
-some = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+some = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 randoms = st.integers(0, 2**32).map(random.Random)
 
 
@@ -119,7 +119,7 @@ def test_of_any_history_it_says_what_trying_every_order_says(
 ) -> None:
     """Small ones, right or wrong, with much at once: whatever the search leaves out may be left out."""
     source, verdicts = random.Random(11), Counter[bool]()
-    for _ in range(2000):
+    for _ in range(1000):
         history = []
         for number in range(source.randrange(2, 7)):
             outcome, start = source.choice(["ok", "ok", "fail", "unknown"]), source.randrange(10)
@@ -128,7 +128,7 @@ def test_of_any_history_it_says_what_trying_every_order_says(
         possible = by_hand(history, model)
         assert (check(history, model) == []) is possible, history
         verdicts[possible] += 1
-    assert min(verdicts.values()) > 250
+    assert min(verdicts.values()) > 125
 
 
 def test_operations_that_overlap_may_have_happened_in_either_order() -> None:
@@ -223,8 +223,8 @@ def test_it_judges_a_register_as_well(history: list[RecordedOperation], possible
 def test_tens_of_thousands_of_operations_with_lost_answers_are_judged() -> None:
     """Twelve workers at three names. A search that kept every order, or every lost answer, would never end."""
     source = random.Random(7)
-    history = simulated(source, 100_000, names=3, workers=12, unknown=0.01)
-    assert len(history) > 25_000
+    history = simulated(source, 50_000, names=3, workers=12, unknown=0.01)
+    assert len(history) > 10_000
     assert check(history, LeaseModel()) == []
     wrong = max((each for each in history if (each.op, each.outcome) == ("renew", "ok")), key=lambda each: each.invoked)
     assert check([each._replace(fence=1) if each is wrong else each for each in history], LeaseModel())

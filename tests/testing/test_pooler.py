@@ -66,16 +66,16 @@ def test_what_is_set_in_a_session_is_not_ones_own_in_transaction_mode(postgres_u
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 def test_leases_work_through_both_modes(postgres_url: str, mode: Literal["transaction", "session"]) -> None:
     with Pooler(postgres_url, mode=mode, size=4) as through, holdfast.Client(through.url) as client:
-        with client.lease("a", ttl=20) as grant:
+        with client.lease("a", ttl=600) as grant:
             grant.renew()
-        assert client.lease("a", ttl=20).acquire().fence > grant.fence
+        assert client.lease("a", ttl=600).acquire().fence > grant.fence
 
 
 @needs_pgbouncer
 def test_it_ends_with_the_process_that_started_it() -> None:
     with Child(_DIES, fresh()) as child:
         url, folder = child.line(), Path(child.line())
-        psycopg.connect(url, connect_timeout=5).close()
+        psycopg.connect(url, connect_timeout=60).close()
         child.kill()
     eventually(lambda: not reachable(url), "it is gone")
     eventually(lambda: not folder.exists(), "and its files")
@@ -101,7 +101,7 @@ def test_where_it_is_not_installed_that_is_said(postgres_url: str, monkeypatch: 
 
 def reachable(url: str) -> bool:
     try:
-        psycopg.connect(url, connect_timeout=5).close()
+        psycopg.connect(url, connect_timeout=60).close()
     except psycopg.OperationalError:
         return False
     return True

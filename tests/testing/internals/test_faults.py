@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.database.engine import Engine
 from holdfast.testing import Nemesis, Postgres, Proxy, child_watchdog, faults
 from holdfast.testing.faults import Clock, Fault, Pair
 from holdfast.testing.server import until
@@ -30,6 +30,7 @@ while True:
     time.sleep(0.005)
 """
 
+_numbers = itertools.count()
 _RECOVERED = "database system was not properly shut down"
 
 
@@ -140,7 +141,7 @@ def test_a_failover_loses_nothing_and_both_come_to_be_primary_again(pair: Pair) 
     url = migrated(pair.primary.database())
     with Proxy(url) as proxy, holdfast.Client(proxy.url) as client:
         fault = faults.failover(pair, moved=lambda primary: proxy.target(primary.url))
-        kept = client.lease("kept", ttl=60).acquire()
+        kept = client.lease("kept", ttl=600).acquire()
         fences = [kept.fence]
         first = pair.primary
         for _ in range(2):
@@ -162,7 +163,6 @@ def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
 ) -> None:
     """Whoever still finds it there gets no lease, and a write in doubt; the new one goes on with the lease's names. An
     answer that does not come is waited for, here for less long."""
-    hurried = {**(Engine.call.__kwdefaults__ or {}), "timeout": 1.0}
     url = migrated(pair.primary.database())
     table = f"holdfast_{url.rpartition('/')[2]}"
     query(url, f"create table {table} (what int)")
@@ -180,7 +180,7 @@ def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
         waiting = pool.submit(query, url, f"insert into {table} values (1) returning what")
         left.leases.list()  # connected: what is waited for below is an answer
         with monkeypatch.context() as patch:
-            patch.setattr(Engine.call, "__kwdefaults__", hurried)
+            patch.setattr("holdfast.lease.handle.CALL_TIMEOUT", 1.0)
             with pytest.raises(holdfast.EngineError, match="did not answer"):
                 left.lease("a", ttl=2).acquire()
         with moved.lease("a", ttl=60) as grant:
@@ -193,8 +193,9 @@ def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
 
 
 def client_acquires(client: holdfast.Client, fences: list[int]) -> bool:
+    """Each time under another name: of one whose answer got lost nobody knows whether it is held."""
     try:
-        with client.lease("tried", ttl=5) as grant:
+        with client.lease(f"tried-{next(_numbers)}", ttl=600) as grant:
             fences.append(grant.fence)
         return True
     except holdfast.EngineError:
@@ -211,7 +212,7 @@ def test_commits_wait_for_a_standby_that_is_away(pair: Pair) -> None:
         waits = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
         eventually(lambda: query(url, waits) == [(1,)], "the commit waits")
         fault.heal()
-        assert commit.result(timeout=30) == [(1,)]
+        assert commit.result(PATIENCE) == [(1,)]
 
 
 @pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed: apt-get install faketime")
@@ -229,9 +230,9 @@ def test_a_servers_clock_steps_and_drifts_while_it_runs() -> None:
             assert 900 < seconds - time.time() < 1100, "sessions that were there before see it"
         step.heal()
         assert abs(ahead()) < 100
-        drift = faults.clock_drift(clock, -500)
+        drift = faults.clock_drift(clock, -5000)
         drift.begin()
-        eventually(lambda: ahead() < -1000, "it loses 500 seconds a second")
+        eventually(lambda: ahead() < -1000, "it loses 5000 seconds a second")
         first = ahead()
         eventually(lambda: ahead() < first, "and goes on doing so")
         drift.heal()
