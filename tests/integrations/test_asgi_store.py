@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import pytest
 import holdfast
 from holdfast.integrations.asgi import Answer
 from holdfast.testing import Postgres
-from tests.children import PATIENCE
+from tests.children import PATIENCE, query
 from tests.conftest import migrated
 from tests.integrations.asgi_client import Shop, ask, guarded
 
 BY = {"actor": "ann", "reason": "the bank says that it never arrived"}
 
 
-@pytest.mark.parametrize("wait", [0.0, PATIENCE])
+@pytest.mark.parametrize(("either", "wait"), [("sqlite", PATIENCE), ("postgres", 0.0)], indirect=["either"])
 async def test_of_fifty_at_once_on_two_replicas_one_has_an_effect(either: str, wait: float) -> None:
     async with holdfast.AsyncClient(either) as one, holdfast.AsyncClient(either) as two:
         shop = Shop()
@@ -39,21 +40,27 @@ async def test_of_fifty_at_once_on_two_replicas_one_has_an_effect(either: str, w
         assert {(await ask(app)).body for app in apps} == {b"done"}
 
 
-async def test_while_the_store_is_down_nothing_is_done() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """One to be stopped."""
     with Postgres.create() as server:
-        async with holdfast.AsyncClient(migrated(server.database())) as client:
-            app = guarded(shop := Shop(), client)
-            assert (await ask(app, key="before")).status == 201
-            server.stop("immediate")
-            for key in ("before", "new"):
-                refused = await asyncio.wait_for(ask(app, key=key), PATIENCE)
-                assert (refused.status, refused.kind, refused.headers["retry-after"]) == (503, "unavailable", "1")
-            assert len(shop.effects) == 1
-            assert (await ask(app, key=None)).status == 201, "who sends no key needs no store"
-            server.start()
-            assert (await ask(app, key="before")).replayed
-            assert (await ask(app, key="new")).status == 201
-            assert len(shop.effects) == 3
+        yield server
+
+
+async def test_while_the_store_is_down_nothing_is_done(server: Postgres) -> None:
+    async with holdfast.AsyncClient(migrated(server.database())) as client:
+        app = guarded(shop := Shop(), client)
+        assert (await ask(app, key="before")).status == 201
+        server.stop("immediate")
+        for key in ("before", "new"):
+            refused = await asyncio.wait_for(ask(app, key=key), PATIENCE)
+            assert (refused.status, refused.kind, refused.headers["retry-after"]) == (503, "unavailable", "1")
+        assert len(shop.effects) == 1
+        assert (await ask(app, key=None)).status == 201, "who sends no key needs no store"
+        server.start()
+        assert (await ask(app, key="before")).replayed
+        assert (await ask(app, key="new")).status == 201
+        assert len(shop.effects) == 3
 
 
 async def test_a_store_that_cannot_be_used_is_down(tmp_path: Path, postgres_url: str) -> None:
@@ -67,24 +74,27 @@ async def test_a_store_that_cannot_be_used_is_down(tmp_path: Path, postgres_url:
     assert shop.effects == []
 
 
-async def test_a_store_that_is_lost_in_the_middle_takes_no_answer_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_that_is_lost_in_the_middle_takes_no_answer_away(
+    server: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
     """The effect is there, so its answer is given; but that it is there was not recorded, and is not guessed later."""
-    with Postgres.create() as server:
-        async with holdfast.AsyncClient(migrated(server.database())) as client:
-            app = guarded(shop := Shop(), client, ttl=1.0)
-            shop.go_on.clear()
-            asked = asyncio.ensure_future(ask(app))
-            await shop.entered.wait()
-            server.stop("immediate")
-            shop.go_on.set()
-            assert ((await asked).status, (await asked).body) == (201, b"done")
-            assert "could not be recorded" in caplog.text
-            server.start()
-            async with asyncio.timeout(PATIENCE):
-                while (refused := await ask(app)).kind != "interrupted":
-                    assert refused.kind in ("running", "unavailable")
-                    await asyncio.sleep(0.05)
-            assert len(shop.effects) == 1
+    url = migrated(server.database())
+    async with holdfast.AsyncClient(url) as client:
+        app = guarded(shop := Shop(), client, ttl=600.0)
+        shop.go_on.clear()
+        asked = asyncio.ensure_future(ask(app))
+        await shop.entered.wait()
+        server.stop("immediate")
+        shop.go_on.set()
+        assert ((await asked).status, (await asked).body) == (201, b"done")
+        assert "could not be recorded" in caplog.text
+        server.start()
+        async with asyncio.timeout(PATIENCE):
+            while (refused := await ask(app)).kind != "interrupted":
+                assert refused.kind in ("running", "unavailable")
+                await asyncio.to_thread(query, url, "update holdfast.beat set expires_at = started")
+                await asyncio.sleep(0.05)
+        assert len(shop.effects) == 1
 
 
 async def leave_half_done(client: holdfast.AsyncClient) -> None:

@@ -9,6 +9,9 @@ import pytest
 
 from holdfast import telemetry
 
+pairs = pytest.mark.parametrize(("connect", "either"), [("sync", "sqlite"), ("async", "postgres")], indirect=True)
+"""Each flavour and each engine once: the code that emits is the same on both engines, and sync is made from async."""
+
 
 class Told(list[tuple[str, dict[str, Any]]]):
     def of(self, event: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from holdfast import telemetry
 from tests.children import PATIENCE, eventually
+from tests.telemetry.conftest import pairs
 
 Connect = Callable[..., Any]
 
@@ -25,6 +26,7 @@ def names(told: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [event for event, _ in told if event.startswith("lease.")]
 
 
+@pairs
 def test_coming_and_going_are_told_once_each(connect: Connect, either: str, told: Any) -> None:
     client, before = connect(either), held()
     with client.lease("a"):
@@ -41,6 +43,7 @@ def test_coming_and_going_are_told_once_each(connect: Connect, either: str, told
     assert all(fields["held"] >= 0 for event, fields in told if event == "lease.ended")
 
 
+@pairs
 def test_a_loss_is_told_once_with_its_reason_and_leaves_the_gauge(connect: Connect, either: str, told: Any) -> None:
     client, before = connect(either), held()
     grant = client.lease("a", ttl=600, renew_every=0.1).acquire()
@@ -53,6 +56,7 @@ def test_a_loss_is_told_once_with_its_reason_and_leaves_the_gauge(connect: Conne
     assert names(told).count("lease.ended") == 1
 
 
+@pairs
 def test_a_takeover_is_told_to_whoever_took_it(connect: Connect, either: str, told: Any) -> None:
     client = connect(either)
     client.lease("a", ttl=0.05, auto_renew=False).acquire()
@@ -62,6 +66,7 @@ def test_a_takeover_is_told_to_whoever_took_it(connect: Connect, either: str, to
     assert waited > 0
 
 
+@pairs
 def test_slots_are_a_kind_of_their_own_and_violations_are_counted(connect: Connect, either: str, told: Any) -> None:
     client = connect(either)
     slots = client.slots("pool", capacity=2)
@@ -75,6 +80,7 @@ def test_slots_are_a_kind_of_their_own_and_violations_are_counted(connect: Conne
     assert {kind: kinds.count(kind) for kind in kinds} == counted != {}
 
 
+@pairs
 def test_the_heartbeat_is_told_and_its_age_read(connect: Connect, either: str, told: Any) -> None:
     client, before = connect(either), time.monotonic()
     client.lease("a", ttl=600, renew_every=0.05).acquire()
@@ -84,6 +90,7 @@ def test_the_heartbeat_is_told_and_its_age_read(connect: Connect, either: str, t
     assert 0 <= telemetry.readings()["heartbeat_age_seconds"] <= time.monotonic() - before
 
 
+@pairs
 def test_who_waits_is_counted(connect: Connect, either: str) -> None:
     client, before = connect(either), telemetry.readings().get("lease_waiters", 0.0)
     grant = client.lease("a").acquire()

@@ -15,7 +15,7 @@ from holdfast.operations.policy_checks import PolicyChecks
 from holdfast.runtime import telemetry as _wire_telemetry
 from holdfast.testing.operation_contract import leave_half_done, running
 from tests.children import eventually
-from tests.telemetry.conftest import Told
+from tests.telemetry.conftest import Told, pairs
 
 Connect = Callable[..., Any]
 KEY = holdfast.OperationKey(
@@ -42,6 +42,7 @@ def fail() -> None:
     raise ArithmeticError("no")
 
 
+@pairs
 def test_an_operation_is_told_from_its_start_to_its_end_under_what_its_key_says(
     connect: Connect, either: str, told: Told
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_plain_key_has_no_labels_and_a_sovereign_one_says_so(sqlite_url: str, 
     assert metric.labelled(sovereign)["sovereignty_event"] == "true"
 
 
+@pairs
 def test_failures_retries_and_what_is_done_anew_are_told_apart(connect: Connect, either: str, told: Told) -> None:
     client, tries = connect(either), iter([fail, fail, one])
     assert client.operation("a", retries=2).run(lambda: next(tries)()).result == 1
@@ -113,6 +115,7 @@ def test_who_does_not_get_the_lock_is_told_why(sqlite_url: str, told: Told) -> N
     assert told.count("operations")["failed",] == 1, "what was inside of it was locked, but it was begun itself"
 
 
+@pairs
 def test_what_a_dead_owner_left_is_told_with_what_becomes_of_it(connect: Connect, either: str, told: Told) -> None:
     client = connect(either)
     for key in ("refused", "undone", "verified"):
@@ -156,6 +159,7 @@ def test_a_transaction_in_anothers_way_is_tried_again_and_told(postgres_url: str
     assert told.count("operations") == {("success",): 1}
 
 
+@pairs
 def test_a_batch_tells_of_each_when_its_end_is_written(connect: Connect, either: str, told: Told) -> None:
     client = connect(either)
     client.operation("b").run(one)
@@ -250,6 +254,7 @@ class Looks(tuple[Any, ...]):
 looked: list[Looks] = []
 
 
+@pairs
 def test_while_nobody_listens_a_replay_looks_once_for_somebody(
     connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
