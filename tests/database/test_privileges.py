@@ -213,7 +213,7 @@ def test_the_owner_of_a_database_can_migrate_it_and_is_no_superuser() -> None:
 def test_a_role_that_may_only_use_the_schema_has_nothing_to_migrate(postgres_url: str, app_url: str) -> None:
     """Replicas that migrate at every start need no more rights than to hold leases; where something is missing they are
     told whose it is to do."""
-    words = r"Only the owner .* may migrate it.*'holdfast migrate up'.*GRANT USAGE ON SCHEMA holdfast TO .*GRANT EXECUTE"
+    words = r"Only the owner .* may migrate.*'holdfast migrate up'.*GRANT USAGE ON SCHEMA holdfast TO .*GRANT EXECUTE"
     with holdfast.Client(app_url) as client:
         assert client.migrate() == []
         for call in (client.migrations.status, lambda: client.migrations.down(to=0)):
