@@ -20,9 +20,9 @@ from holdfast.commands import execute
 from holdfast.gateway import server
 from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commands import MAX_RUNNING, CommandRunner
-from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
+from holdfast.problem_json import Problem
 from tests.children import PATIENCE
 from tests.conftest import for_one_test
 from tests.gateway.example_data import HOSTILE, filled_database

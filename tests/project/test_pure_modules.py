@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "holdfast"
 PURE = """
-    canonical errors extras geo keys names reconciler timestamps
+    canonical errors extras geo keys names problem_json reconciler timestamps
     database/privileges
     doctor/findings doctor/operations doctor/postgres doctor/sqlite
     driver/driver_json

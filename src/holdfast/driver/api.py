@@ -22,10 +22,11 @@ from typing import Any
 
 from holdfast.driver import logs
 from holdfast.driver.events import EventCursorExpired
-from holdfast.driver.http import HttpProblem, Request, Response
+from holdfast.driver.http import Request, Response
 from holdfast.driver.reconcile_folder import FolderReconciler, IdTaken, TooManySandboxes
 from holdfast.driver.sandbox import Sandbox
 from holdfast.driver.spec import ID, MAX_GRACE, BadSpec, parse
+from holdfast.problem_json import Problem
 
 BOOKMARK_EVERY = 5.0
 """Seconds without an event after which a watch sends a bookmark."""
@@ -44,33 +45,33 @@ class Api:
         self._admit(request)
         match = _ROUTE.fullmatch(request.path)
         if match is None:
-            raise HttpProblem(404, "there is no such address")
+            raise Problem(404, "there is no such address")
         collection, id, log = match.groups()
         if id is not None and not ID.fullmatch(id):
             message = f"an id must match {ID.pattern}"
-            raise HttpProblem(400, message) if request.method == "PUT" else HttpProblem(404, message, missing=id)
+            raise Problem(400, message) if request.method == "PUT" else Problem(404, message, missing=id)
         name = "log" if log else collection or "sandbox"
         handler = getattr(self, f"_{request.method.lower()}_{name}", None)
         if handler is None or request.method not in ("GET", "PUT", "DELETE"):
             methods = [each for each in ("GET", "PUT", "DELETE") if hasattr(self, f"_{each.lower()}_{name}")]
-            raise HttpProblem(405, f"{request.method} is not possible here", {"Allow": ", ".join(methods)})
+            raise Problem(405, f"{request.method} is not possible here", headers={"Allow": ", ".join(methods)})
         try:
             response: Response = await (handler(request) if id is None else handler(request, id))
         except OSError as error:  # nothing was acknowledged: the client may retry
-            raise HttpProblem(503, f"the disk refused: {error.strerror}", {"Retry-After": "1"}) from None
+            raise Problem(503, f"the disk refused: {error.strerror}", headers={"Retry-After": "1"}) from None
         return response
 
     def _admit(self, request: Request) -> None:
-        """Raises HttpProblem for web pages, also those whose name resolves to this machine, and without the token."""
+        """Raises Problem for web pages, also those whose name resolves to this machine, and without the token."""
         if "origin" in request.headers:
-            raise HttpProblem(403, "requests from web pages are refused")
+            raise Problem(403, "requests from web pages are refused")
         host = re.sub(r":\d+$", "", request.headers.get("host", "localhost")).lower()
         if self._hosts is not None and host not in self._hosts:
-            raise HttpProblem(421, "the Host is not one of this driver's names")
+            raise Problem(421, "the Host is not one of this driver's names")
         if self._token is not None:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self._token}".encode()):
-                raise HttpProblem(401, "a token is needed", {"WWW-Authenticate": "Bearer"})
+                raise Problem(401, "a token is needed", headers={"WWW-Authenticate": "Bearer"})
 
     async def _get_health(self, request: Request) -> Response:
         _check_parameters(request)
@@ -90,11 +91,11 @@ class Api:
         try:
             sandbox, is_new = self._sandboxes.create(id, parse(request.json()))
         except BadSpec as bad:
-            raise HttpProblem(422, str(bad)[:2000], errors=bad.mistakes[:100]) from None
+            raise Problem(422, str(bad)[:2000], errors=bad.mistakes[:100]) from None
         except IdTaken as error:
-            raise HttpProblem(409, str(error)) from None
+            raise Problem(409, str(error)) from None
         except TooManySandboxes as error:
-            raise HttpProblem(429, str(error), {"Retry-After": "10"}) from None
+            raise Problem(429, str(error), headers={"Retry-After": "10"}) from None
         return Response(201 if is_new else 200, sandbox.description)
 
     async def _delete_sandbox(self, request: Request, id: str) -> Response:
@@ -103,7 +104,7 @@ class Api:
         wait = _number(request, "wait", MAX_WAIT) or 0.0
         sandbox = self._get(id)
         if request.query.get("run", sandbox.facts.spec["run"]) != sandbox.facts.spec["run"]:
-            raise HttpProblem(409, f"sandbox {id!r} is another run by now", run=sandbox.facts.spec["run"])
+            raise Problem(409, f"sandbox {id!r} is another run by now", run=sandbox.facts.spec["run"])
         self._sandboxes.delete(sandbox, grace)
         try:
             async with asyncio.timeout(wait):
@@ -119,9 +120,9 @@ class Api:
         offset, tail = _whole(request, "offset"), _whole(request, "tail")
         follow = request.query.get("follow", "false")
         if follow not in ("true", "false"):
-            raise HttpProblem(400, "follow must be true or false")
+            raise Problem(400, "follow must be true or false")
         if offset is not None and tail is not None:
-            raise HttpProblem(400, "offset and tail exclude each other")
+            raise Problem(400, "offset and tail exclude each other")
         first, end = logs.bounds(sandbox.folder)
         start = (
             await asyncio.to_thread(logs.tail, sandbox.folder, tail) if tail is not None else max(offset or 0, first)
@@ -134,9 +135,9 @@ class Api:
         try:
             at = self._sandboxes.events.position(request.query.get("since", self._sandboxes.events.cursor))
         except EventCursorExpired as error:
-            raise HttpProblem(410, str(error)) from None
+            raise Problem(410, str(error)) from None
         except ValueError as error:
-            raise HttpProblem(400, str(error)) from None
+            raise Problem(400, str(error)) from None
         return Response(
             200,
             None,
@@ -146,7 +147,7 @@ class Api:
 
     def _get(self, id: str) -> Sandbox:
         if (sandbox := self._sandboxes.get(id)) is None:
-            raise HttpProblem(404, f"there is no sandbox {id!r}", missing=id)
+            raise Problem(404, f"there is no sandbox {id!r}", missing=id)
         return sandbox
 
 
@@ -174,7 +175,7 @@ async def _log(sandbox: Sandbox, at: float, end: float) -> AsyncIterator[bytes]:
 
 def _check_parameters(request: Request, *names: str) -> None:
     if unknown := sorted(request.query.keys() - {*names}):
-        raise HttpProblem(400, f"{unknown[0][:50]!r} is no parameter here")
+        raise Problem(400, f"{unknown[0][:50]!r} is no parameter here")
 
 
 def _number(request: Request, name: str, most: float) -> float | None:
@@ -185,7 +186,7 @@ def _number(request: Request, name: str, most: float) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 <= value <= most:
-        raise HttpProblem(400, f"{name} must be a number from 0 to {most:g}")
+        raise Problem(400, f"{name} must be a number from 0 to {most:g}")
     return value
 
 
@@ -194,5 +195,5 @@ def _whole(request: Request, name: str) -> int | None:
         return None
     text = request.query[name]
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise HttpProblem(400, f"{name} must be a whole number")
+        raise Problem(400, f"{name} must be a whole number")
     return int(text)

@@ -1,6 +1,6 @@
 """The part of HTTP/1.1 that the driver needs. Ambiguous requests are refused, and everything is bounded.
 
-A body needs a Content-Length. An error is `application/problem+json`, never a traceback.
+A body needs a Content-Length. An error is answered as a Problem, never a traceback.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
+
+from holdfast.problem_json import MEDIA_TYPE, Problem
 
 HEAD_BYTES, BODY_BYTES = 16_384, 2**20
 READ_WITHIN, IDLE, POLL_EVERY = 10.0, 75.0, 0.5
@@ -22,12 +24,6 @@ CONNECTIONS, STREAMS = 512, 256
 """At a time, and how many of them may be streams: a stream may have no end, and must not block other requests."""
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*?)[ \t]*")
-
-
-class HttpProblem(Exception):
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.headers, self.more = status, detail, headers or {}, more
 
 
 @dataclass
@@ -41,11 +37,11 @@ class Request:
 
     def json(self) -> Any:
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise HttpProblem(415, "the body must be application/json")
+            raise Problem(415, "the body must be application/json")
         try:
             return json.loads(self.body, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
         except (ValueError, RecursionError) as error:
-            raise HttpProblem(400, f"the body is not valid JSON: {error}") from None
+            raise Problem(400, f"the body is not valid JSON: {error}") from None
 
 
 @dataclass
@@ -74,7 +70,7 @@ class HttpServer:
         self._tasks[task] = True
         try:
             if len(self._tasks) > CONNECTIONS:
-                await _send(writer, _problem(HttpProblem(503, "too many connections")), close=True)
+                await _send(writer, _problem(Problem(503, "too many connections")), close=True)
                 return
             while await self._exchange(reader, writer, task):
                 self._tasks[task] = True
@@ -105,22 +101,22 @@ class HttpServer:
             request, keep = _parse(head)
             self._tasks[task] = False
             await _read_body(request, reader, writer)
-        except HttpProblem as problem:
+        except Problem as problem:
             await _send(writer, _problem(problem), close=True)
             self._tasks[task] = True
             await _discard_body(reader, writer)
             return False
         try:
             response = await self._handle(request)
-        except HttpProblem as problem:
+        except Problem as problem:
             response = _problem(problem, request.id)
         except Exception as error:
             self._on_error(request, error)
-            response = _problem(HttpProblem(500, "the driver failed; its log says more"), request.id)
+            response = _problem(Problem(500, "the driver failed; its log says more"), request.id)
         if response.stream is not None and self._streams >= STREAMS:
             keep, response = (
                 False,
-                _problem(HttpProblem(503, "too many watches and logs", {"Retry-After": "1"}), request.id),
+                _problem(Problem(503, "too many watches and logs", headers={"Retry-After": "1"}), request.id),
             )
         response.headers["X-Request-Id"] = request.id
         if response.stream is None:
@@ -160,34 +156,34 @@ async def _head(reader: asyncio.StreamReader) -> bytes | None:
         async with asyncio.timeout(READ_WITHIN):
             return first + await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise HttpProblem(431, f"the head is larger than {HEAD_BYTES} bytes") from None
+        raise Problem(431, f"the head is larger than {HEAD_BYTES} bytes") from None
 
 
 def _parse(head: bytes) -> tuple[Request, bool]:
     first, *lines = head[:-4].split(b"\r\n")
     match = _REQUEST.fullmatch(first)
     if match is None:
-        raise HttpProblem(400, "this is no request of HTTP/1.1")
+        raise Problem(400, "this is no request of HTTP/1.1")
     headers: dict[str, str] = {}
     for line in lines:
         header = _HEADER.fullmatch(line)
         if header is None:
-            raise HttpProblem(400, "a header is malformed")
+            raise Problem(400, "a header is malformed")
         name = header[1].decode("ascii").lower()
         if name in headers and name in ("host", "content-length", "authorization", "transfer-encoding"):
-            raise HttpProblem(400, f"{name} is given twice")
+            raise Problem(400, f"{name} is given twice")
         headers[name] = header[2].decode("latin-1")
     if match[3] == b"1" and "host" not in headers:
-        raise HttpProblem(400, "Host is missing")
+        raise Problem(400, "Host is missing")
     if "transfer-encoding" in headers:
-        raise HttpProblem(501, "the body must come with its Content-Length")
+        raise Problem(501, "the body must come with its Content-Length")
     path, _, query = match[2].decode("ascii").partition("?")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict") if query else []
     except ValueError:
-        raise HttpProblem(400, "the parameters are malformed") from None
+        raise Problem(400, "the parameters are malformed") from None
     if len(dict(pairs)) != len(pairs):
-        raise HttpProblem(400, "a parameter is given twice")
+        raise Problem(400, "a parameter is given twice")
     keep = match[3] == b"1" and "close" not in headers.get("connection", "").lower()
     return Request(match[1].decode("ascii"), path, dict(pairs), headers), keep
 
@@ -195,9 +191,9 @@ def _parse(head: bytes) -> tuple[Request, bool]:
 async def _read_body(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal() and len(length) < 16):
-        raise HttpProblem(400, "Content-Length must be a number")
+        raise Problem(400, "Content-Length must be a number")
     if int(length) > BODY_BYTES:
-        raise HttpProblem(413, f"the body is larger than {BODY_BYTES} bytes")
+        raise Problem(413, f"the body is larger than {BODY_BYTES} bytes")
     if int(length):
         if request.headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -236,17 +232,8 @@ async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool
     await writer.drain()
 
 
-def _problem(problem: HttpProblem, request_id: str | None = None) -> Response:
-    value = {
-        "type": "about:blank",
-        "title": HTTPStatus(problem.status).phrase,
-        "status": problem.status,
-        "detail": problem.detail,
-        **problem.more,
-    }
-    if request_id:
-        value["requestId"] = request_id
-    return Response(problem.status, value, {"Content-Type": "application/problem+json", **problem.headers})
+def _problem(problem: Problem, request_id: str | None = None) -> Response:
+    return Response(problem.status, problem.document(request_id), {"Content-Type": MEDIA_TYPE, **problem.headers})
 
 
 def _refuse_constant(name: str) -> None:

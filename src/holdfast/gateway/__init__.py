@@ -5,7 +5,7 @@ server           runs a replica as a process, from the first bind to the last si
 settings         flags, environment and holdfast.toml; reports all mistakes at once
 context          what every route works with: the client, the driver, the replica's name
 admission        ASGI middleware: hosts, origins, tokens, sizes, rates, request ids
-problem          every error as application/problem+json
+problem          every error as a Problem of holdfast.problem_json
 health           /healthz, /readyz, /metrics
 leader_duties    what one replica does for all
 driver_process   the process driver that a replica starts for itself

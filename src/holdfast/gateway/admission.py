@@ -15,10 +15,11 @@ import holdfast
 from holdfast.gateway import admission_rules as rules
 from holdfast.gateway import logs, tokens
 from holdfast.gateway.logs import ERROR, WARNING, log
-from holdfast.gateway.problem import Problem, problem_from, respond
+from holdfast.gateway.problem import problem_from, respond
 from holdfast.gateway.request_metrics import RequestMetrics
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import LOCAL, Token
+from holdfast.problem_json import Problem
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

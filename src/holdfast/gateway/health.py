@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 import holdfast
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
 from holdfast.gateway.logs import WARNING, log
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
+from holdfast.problem_json import Problem
 
 PRESENCE = "gateway:replica:"
 """Prefix of the lease of a replica; its name follows."""

@@ -1,21 +1,20 @@
-"""Every error as application/problem+json (RFC 9457), with the request id under which the log has the request."""
+"""Every error of the gateway as a Problem, and the problems of each route in the OpenAPI document."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 import holdfast
+from holdfast.problem_json import MEDIA_TYPE, Problem
 
 
 class ProblemDocument(BaseModel):
@@ -44,33 +43,12 @@ class ProblemDocument(BaseModel):
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For ``responses=`` of a route: the problems that it may answer with."""
-    content = {"application/problem+json": {"schema": ProblemDocument.model_json_schema()}}
+    content = {MEDIA_TYPE: {"schema": ProblemDocument.model_json_schema()}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 _DETAILS = {404: "there is nothing at this path", 405: "this path does not support the method"}
 """Replace the details of Starlette's own errors, which repeat the title."""
-
-
-class Problem(Exception):
-    """Raised by a route: the answer. ``more`` are members of the document beside the usual ones."""
-
-    def __init__(
-        self,
-        status: int,
-        detail: str,
-        *,
-        title: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.headers, self.more = status, detail, dict(headers or {}), more
-        self.title = title or HTTPStatus(status).phrase
-
-    def document(self, request_id: str) -> dict[str, Any]:
-        members = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
-        return members | self.more | {"requestId": request_id}
 
 
 def problem_from(error: Exception) -> Problem:
@@ -97,33 +75,25 @@ def problem_from(error: Exception) -> Problem:
     raise error
 
 
-class ProblemResponse(JSONResponse):
-    media_type = "application/problem+json"
-
-    def render(self, content: Any) -> bytes:
-        """In ASCII: a detail may repeat a lone surrogate that a client has sent, which UTF-8 cannot encode."""
-        return json.dumps(content, default=str).encode()
-
-
-def respond(error: Exception, request_id: str) -> ProblemResponse:
+def respond(error: Exception, request_id: str) -> Response:
     problem = problem_from(error)
-    return ProblemResponse(problem.document(request_id), problem.status, problem.headers)
+    return Response(problem.body(request_id), problem.status, problem.headers, MEDIA_TYPE)
 
 
 def register(app: FastAPI) -> None:
     """Let ``app`` answer every error with a problem."""
 
-    async def library_error(request: Request, error: Exception) -> JSONResponse:
+    async def library_error(request: Request, error: Exception) -> Response:
         return respond(error, request.state.request_id)
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         is_default = error.detail == HTTPStatus(error.status_code).phrase
         detail = (is_default and _DETAILS.get(error.status_code)) or str(error.detail)
         headers = {"Allow": _allowed_methods(request)} if error.status_code == 405 else error.headers
         return respond(Problem(error.status_code, detail, headers=headers), request.state.request_id)
 
-    async def validation_error(request: Request, error: Exception) -> JSONResponse:
+    async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         errors = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}"[:300] for each in error.errors()[:20]]
         return respond(Problem(422, "; ".join(errors), errors=errors), request.state.request_id)

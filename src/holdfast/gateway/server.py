@@ -27,8 +27,9 @@ from holdfast.driver.daemon_signals import stop_on_signals
 from holdfast.gateway.app import create_app, replica_name
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.logs import ERROR, install, log
-from holdfast.gateway.problem import Problem, respond
+from holdfast.gateway.problem import respond
 from holdfast.gateway.settings import Settings
+from holdfast.problem_json import Problem
 
 INSTANCE_LEASE = "gateway:instance"
 EXIT_TAKEN = 75

@@ -21,7 +21,8 @@ import holdfast
 from holdfast.commands.gateway import ACTIVE, ended
 from holdfast.gateway.context import CurrentGateway, Gateway
 from holdfast.gateway.logs import WARNING, log
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
+from holdfast.problem_json import Problem
 
 TYPE = "session"
 KEEP = timedelta(days=7)

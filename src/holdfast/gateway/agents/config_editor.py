@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.gateway.problem import Problem
+from holdfast.problem_json import Problem
 
 MAX_BYTES = 1 << 20
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"

@@ -21,7 +21,8 @@ from holdfast.gateway.agents.lifecycle import Hook, Kind, Turn
 from holdfast.gateway.agents.replica_state import DueStop, WorkerCycle
 from holdfast.gateway.context import CurrentGateway, Gateway
 from holdfast.gateway.logs import WARNING, log
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
+from holdfast.problem_json import Problem
 
 router = APIRouter(tags=["hooks"])
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import holdfast
 from holdfast.gateway.agents.lifecycle import Agent, AgentCommand, AgentStep, Turn
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.problem import Problem
+from holdfast.problem_json import Problem
 
 LOCK_TIMEOUT = 15.0
 PAGE = 1000

@@ -15,7 +15,8 @@ from holdfast.gateway.agents.hooks import PRINTABLE
 from holdfast.gateway.agents.injection import inject
 from holdfast.gateway.agents.lifecycle import Agent, AgentCommand, Turn
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
+from holdfast.problem_json import Problem
 
 router = APIRouter(tags=["agents"])
 router.routes.extend(hooks.router.routes)

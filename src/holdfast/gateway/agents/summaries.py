@@ -17,7 +17,7 @@ import holdfast
 from holdfast.gateway.agents import records
 from holdfast.gateway.agents.lifecycle import AgentCommand, Turn
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.problem import Problem
+from holdfast.problem_json import Problem
 
 Summariser = Callable[[Sequence[Turn]], str | Awaitable[str]]
 TIME_LIMIT = 60.0

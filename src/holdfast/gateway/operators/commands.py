@@ -20,7 +20,8 @@ import holdfast
 from holdfast import commands as governed
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
 from holdfast.gateway.operators.models import with_example
-from holdfast.gateway.problem import Problem, documented, problem_from
+from holdfast.gateway.problem import documented, problem_from
+from holdfast.problem_json import Problem
 
 router = APIRouter(prefix="/api/commands", tags=["operators"])
 

@@ -13,7 +13,8 @@ from fastapi import APIRouter, Path, Query
 import holdfast
 from holdfast.gateway.context import CurrentGateway
 from holdfast.gateway.operators import models
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
+from holdfast.problem_json import Problem
 
 router = APIRouter(prefix="/api", tags=["operators"], responses=documented(422, 503))
 

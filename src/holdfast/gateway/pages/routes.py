@@ -20,7 +20,7 @@ from holdfast.gateway.context import CurrentGateway, Gateway, Loop
 from holdfast.gateway.pages import formatting
 from holdfast.gateway.pages.panels import Panel
 from holdfast.gateway.pages.stream import PageStream
-from holdfast.gateway.problem import Problem
+from holdfast.problem_json import Problem
 
 router = APIRouter(include_in_schema=False)
 

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.pages.panels import Panel, build_panels
 from holdfast.gateway.pages.snapshot import Snapshot, take_snapshot
-from holdfast.gateway.problem import Problem
+from holdfast.problem_json import Problem
 
 EVERY = 1.0
 """Seconds between two snapshots, while a client watches."""

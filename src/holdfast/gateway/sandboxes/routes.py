@@ -19,10 +19,11 @@ import holdfast
 from holdfast.commands.gateway import to_be_deleted
 from holdfast.gateway.context import CurrentGateway, Gateway
 from holdfast.gateway.logs import WARNING, log
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
 from holdfast.gateway.sandboxes import records
 from holdfast.gateway.sandboxes.models import Id, NewSandbox, SandboxAnswer, SandboxChange, SandboxPage
 from holdfast.gateway.sandboxes.records import TYPE
+from holdfast.problem_json import Problem
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
 

@@ -18,9 +18,10 @@ from fastapi.responses import RedirectResponse
 import holdfast
 from holdfast.gateway.admission_rules import json_body_error
 from holdfast.gateway.context import CurrentGateway, Gateway
-from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.problem import documented
 from holdfast.gateway.sandboxes import models, records
 from holdfast.gateway.sandboxes.routes import get_record
+from holdfast.problem_json import Problem
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
 

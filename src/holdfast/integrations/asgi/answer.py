@@ -53,7 +53,7 @@ class Answer(NamedTuple):
         return cls(status, [(name, value) for name, value in headers], body if has_body else None)
 
     async def replay(self, send: Send) -> None:
-        """Send it again. Raises IdempotencyProblem (410) if its body was not stored."""
+        """Send it again. Raises Problem (410) if its body was not stored."""
         if self.body is None:
             raise gone(f"(status {self.status}) was too large to be kept")
         headers = [*self.headers, ("idempotent-replayed", "true")]

@@ -13,8 +13,9 @@ from holdfast.integrations.asgi import options, problem
 from holdfast.integrations.asgi.answer import MAX_STORED, Answer
 from holdfast.integrations.asgi.exchange import Exchange, Released, UnknownEffect
 from holdfast.integrations.asgi.header import parse
-from holdfast.integrations.asgi.problem import App, IdempotencyProblem, Receive, Scope, Send
+from holdfast.integrations.asgi.problem import App, Receive, Scope, Send, send_problem
 from holdfast.integrations.asgi.request import fingerprint, header, operation_key, read_body
+from holdfast.problem_json import Problem
 
 log = logging.getLogger("holdfast.asgi")
 
@@ -78,8 +79,8 @@ class IdempotencyMiddleware:
             body = await read_body(scope, receive, self._max_body)
             if body is None:
                 return None  # the client has disconnected, and nothing has begun
-        except IdempotencyProblem as error:
-            return await error.send(scope, send)
+        except Problem as error:
+            return await send_problem(error, scope, send)
         _disable_response_extensions(scope)
         exchange = Exchange(self.app, scope, receive, send, body, most=self._max_kept, linger=self._linger)
         work = asyncio.ensure_future(self._work(exchange, key, scope, body, send))
@@ -132,7 +133,7 @@ class IdempotencyMiddleware:
             pass
         except Exception as error:
             if not exchange.called:
-                return await problem.problem_of(error).send(scope, send)
+                return await send_problem(problem.problem_of(error), scope, send)
             log.exception(
                 "%s was answered, but the answer could not be recorded: the operation counts as partial",
                 key,

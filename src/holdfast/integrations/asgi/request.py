@@ -30,7 +30,7 @@ def fingerprint(scope: Scope, body: bytes) -> str:
 
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
-    """The whole body; None if the client disconnected before it was sent. Raises IdempotencyProblem if too large."""
+    """The whole body; None if the client disconnected before it was sent. Raises Problem if too large."""
     declared = header(scope, b"content-length") or b""
     if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise too_large(most)
