@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from holdfast.governance.policy import Allow, Deny, Policy, PolicyContext, Review
     from holdfast.inherited_lease import inherited
     from holdfast.keys import OperationKey, time_bucket
+    from holdfast.lease.records import LeaseRecord
     from holdfast.lock.file_lock import file_lock
+    from holdfast.lock.records import LockRecord
     from holdfast.lock.rows import row_lock
-    from holdfast.objects.model import MatchVersion, MustCreate, Unconditional
+    from holdfast.objects.model import MatchVersion, MustCreate, ObjectRecord, Unconditional
     from holdfast.operations.checksums import checksum_file
     from holdfast.operations.energy import Energy, Estimate
     from holdfast.operations.events import Event
     from holdfast.operations.lineage_terms import Contract
+    from holdfast.operations.outcome import OperationRecord
     from holdfast.recipes.protocols import Driver
     from holdfast.recipes.protocols_async import AsyncDriver
     from holdfast.reconciler import Backend, BackendCondition, DriverEvent, Phase
@@ -64,7 +67,11 @@ _HOME = {
     "Energy": "holdfast.operations.energy",
     "Estimate": "holdfast.operations.energy",
     "Event": "holdfast.operations.events",
+    "LeaseRecord": "holdfast.lease.records",
+    "LockRecord": "holdfast.lock.records",
+    "ObjectRecord": "holdfast.objects.model",
     "OperationKey": "holdfast.keys",
+    "OperationRecord": "holdfast.operations.outcome",
     "Phase": "holdfast.reconciler",
     "Policy": "holdfast.governance.policy",
     "PolicyContext": "holdfast.governance.policy",
@@ -107,13 +114,17 @@ __all__ = [
     "HoldfastError",
     "KeyReused",
     "LeaseLost",
+    "LeaseRecord",
+    "LockRecord",
     "LockReentered",
     "MatchVersion",
     "MustCreate",
     "NotAcquired",
+    "ObjectRecord",
     "OperationFailed",
     "OperationInProgress",
     "OperationKey",
+    "OperationRecord",
     "OwnershipUnknown",
     "Phase",
     "Policy",

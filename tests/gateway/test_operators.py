@@ -103,6 +103,31 @@ async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: 
             assert secret not in everything
 
 
+ANSWERED = {
+    "LeaseRecord": "acquired_at expires_at fence holder host info name pid remaining",
+    "HistoryRecord": "acquired_at actor ended_at fence holder host name outcome pid reason",
+    "LockAnswer": (
+        "application_name blocked_by duration entity_id granted label mode name namespace pid query_start state"
+    ),
+    "OperationAnswer": (
+        "attempt created_at dataset effect_started error expires_at failures fence key label operation pipeline "
+        "result_hash rollback status task updated_at"
+    ),
+    "LogEntryAnswer": "at attempt detail fence hash kind number operation payload_hash previous",
+    "ParkedAnswer": "again id key label parked_at problem tries type",
+    "RelayAnswer": "entries holder lag moved_at name parked problem refused since told",
+    "ReviewRecord": "actor answer closed_at dataset detail id key label opened_at operation reason spent_at status",
+    "GateAnswer": "acquired_at expires_at fence holder name reason remaining timed",
+    "AuditRecord": "action actor at detail ended_at fence id outcome reason role subject",
+}
+
+
+def test_a_field_that_a_record_gains_is_not_answered_before_it_is_listed_here() -> None:
+    app = create_app(Settings("sqlite:///never-opened.db", driver="unix:/nowhere/driver.sock"))
+    schemas = app.openapi()["components"]["schemas"]
+    assert {name: " ".join(sorted(schemas[name]["properties"])) for name in ANSWERED} == ANSWERED
+
+
 async def test_pages_follow_each_other_without_a_gap(url: str, http: httpx.AsyncClient) -> None:
     with holdfast.Client(url) as client:
         for number in range(5):

@@ -27,6 +27,7 @@ class AuditRecord:
     """Of the lease under which it was done."""
     detail: Any
     outcome: str | None
+    """How it ended; None while it runs, or when its end was not recorded."""
     ended_at: datetime | None
 
     @classmethod

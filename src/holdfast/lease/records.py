@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.timestamps import as_datetime
 
@@ -18,11 +18,14 @@ class LeaseRecord:
     name: str
     holder: str
     fence: int
+    """Rises with every acquisition."""
     acquired_at: datetime
     expires_at: datetime
+    """When it is free unless renewed, by the database's clock."""
     host: str | None
     pid: int | None
     info: Mapping[str, Any]
+    """What the holder's process says of itself; ``ttl`` in seconds."""
     remaining: float = field(compare=False)
     """Seconds to ``expires_at``, by the database's clock at the time of the query. The local clock may differ."""
 
@@ -45,8 +48,9 @@ class HistoryRecord:
     fence: int
     acquired_at: datetime
     ended_at: datetime
-    outcome: str
+    outcome: Literal["released", "expired", "session_lost", "reentered", "forced"]
     actor: str | None
+    """The operator who took it away, or None."""
     reason: str | None
 
     @classmethod

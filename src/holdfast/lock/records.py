@@ -29,6 +29,7 @@ class LockRecord:
     name: str | None
     mode: str
     granted: bool
+    """Held; else waited for."""
     duration: float | None = field(compare=False)
     """Seconds that the session has waited (counted anew every ten minutes) or has held it (at least)."""
     blocked_by: tuple[int, ...]

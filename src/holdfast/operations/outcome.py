@@ -47,7 +47,7 @@ class OperationRecord:
 
     key: str
     label: str
-    status: str
+    status: Literal["success", "failure", "running", "partial"]
     attempt: int
     failures: int
     fence: int

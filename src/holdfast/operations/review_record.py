@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.timestamps import as_datetime
 
@@ -27,7 +27,7 @@ class ReviewRecord:
     reason: str
     detail: str
     opened_at: datetime
-    status: str
+    status: Literal["open", "approved", "rejected", "reset", "done"]
     actor: str | None
     """Who decided."""
     answer: str | None

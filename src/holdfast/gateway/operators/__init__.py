@@ -1,6 +1,6 @@
 """What operators see and do over HTTP, as the ``holdfast`` command line does it.
 
-models    the answers, field by field: a field that is not declared there is not returned
+models    the answers: the library's records, without what is not for clients
 queries   leases, history, locks, operations, the log, relays, reviews, gates, the audit
 commands  governed commands: each has an actor and a reason, and is audited
 """

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 import holdfast
 from holdfast import commands as governed
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
-from holdfast.gateway.operators.models import with_example
 from holdfast.gateway.problem import documented, problem_from
 from holdfast.problem_json import Problem
 
@@ -37,6 +36,10 @@ _REFUSED = {
 }
 
 
+def _with_example(**fields: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 class ParameterAnswer(BaseModel):
     name: str
     help: str
@@ -52,7 +55,7 @@ class CommandAnswer(BaseModel):
     destructive: bool
     parameters: list[ParameterAnswer]
     elsewhere: str | None = Field(description="Why it is refused over HTTP; null: it is not.")
-    model_config = with_example(
+    model_config = _with_example(
         name="lease.release", summary="Take a lease away from its holder.", gate="leases", destructive=True,
         parameters=[{"name": "name", "help": "the lease", "kind": "str", "optional": False, "default": None}],
         elsewhere=None,
@@ -92,7 +95,7 @@ class CommandResult(BaseModel):
     fence: int | None = Field(description="Of the runtime lease under which it was done.")
     entry: int | None = Field(description="Of the audit; null after a dry run, which is not audited.")
     doubt: str | None = Field(description="What went wrong after it was done.")
-    model_config = with_example(
+    model_config = _with_example(
         command="lease.release", actor="jane", dry_run=False,
         changes=["lease 'nightly-import', held by worker-1 with fence 42, is taken away"], fence=43, entry=17,
         doubt=None,

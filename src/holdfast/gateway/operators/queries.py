@@ -1,6 +1,6 @@
 """The queries of operators. They write nothing, and every answer is bounded.
 
-A route returns the library's records; FastAPI reads the fields of its ``response_model`` from their attributes.
+A route returns the library's records; pydantic validates them against the ``response_model`` in ``models``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def leases(gateway: CurrentGateway, most: Most = 100, after: Text = None) 
     return {"leases": page, "count": len(records), "next": page[-1].name if len(rest) > most else None}
 
 
-@router.get("/history", summary="Grants that have ended, the latest first", response_model=models.EndedGrantList)
+@router.get("/history", summary="Grants that have ended, the latest first", response_model=models.HistoryList)
 async def history(gateway: CurrentGateway, name: Text = None, most: Most = 100) -> Any:
     return {"history": await gateway.client.leases.history(name, most=most)}
 
