@@ -181,7 +181,7 @@ async def test_an_answer_that_is_cut_off_for_a_known_reason_is_told_without_a_tr
             await http.get("/cut")
     [record] = [each for each in caplog.records if each.getMessage() in ("request.cut", "request.failed")]
     assert (record.getMessage(), record.levelname, record.exc_info) == ("request.cut", "WARNING", None)
-    assert record.fields["why"] == "the driver was cut off"  # type: ignore[attr-defined]
+    assert record.why == "the driver was cut off"  # type: ignore[attr-defined]
 
 
 async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import holdfast.telemetry
 
 ROOT = Path(__file__).parents[2]
 APART = ("cli", "driver", "testing")
@@ -36,8 +36,6 @@ def logged() -> Iterator[tuple[str, dict[str, Any]]]:
             elif called == "log.event":
                 fields = {str(each.arg): None for each in node.keywords if each.arg != "exc_info"}
                 yield f"{path.name}:{node.lineno}", {"event": ast.literal_eval(node.args[0]), **fields}
-            elif called in ("say", "logs.say"):
-                yield from _said(f"{path.name}:{node.lineno}", node.args[0])
 
 
 def _name(called: ast.expr) -> str:
@@ -47,12 +45,6 @@ def _name(called: ast.expr) -> str:
     if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
         return f"{called.value.id}.{called.attr}"
     return ""
-
-
-def _said(where: str, event: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The gateway's own way to log; what agents say is no log."""
-    if isinstance(event, ast.Constant):
-        yield where, {"event": event.value}
 
 
 def _extra(call: ast.Call) -> dict[str, Any]:
@@ -88,3 +80,16 @@ def test_a_record_carries_its_event_and_its_fields_for_any_formatter(
     assert violation["kind"] in slots.invariant_violation_total
     changed = [each for each in told if each["event"] == "elector.changed"]
     assert [(each["elector"], each["to"]) for each in changed] == [("x", "leading"), ("x", "released")]
+
+
+def test_fields_that_another_program_names_cannot_replace_attributes_of_the_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = holdfast.telemetry.logger("holdfast.test")
+    log.event("driver.said", holdfast.telemetry.WARNING, "%(name)s of %(pid)d", fields={"name": "exit"}, pid=7)
+    log.event("driver.away", holdfast.telemetry.WARNING)
+    said, away = caplog.records
+    assert (said.name, said.getMessage(), vars(said)["fields"], vars(said)["pid"]) == (
+        "holdfast.test", "exit of 7", {"name": "exit"}, 7,
+    )  # fmt: skip
+    assert (vars(away)["event"], away.getMessage()) == ("driver.away", "driver.away")

@@ -5,7 +5,6 @@ The entry is begun before anything is done. An outcome never claims more than is
 
 from __future__ import annotations
 
-import logging
 import os
 from enum import Enum
 from types import TracebackType
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast import DriverError, EngineError, HoldfastError, OwnershipUnknown
 from holdfast.commands.registry import CommandRefused, CommandUnsettled
+from holdfast.telemetry import WARNING, logger
 
 if TYPE_CHECKING:
     from holdfast import Client
 
-log = logging.getLogger("holdfast.commands")
+log = logger("holdfast.commands")
 
 
 class Stage(Enum):
@@ -83,7 +83,7 @@ class AuditEntry:
             self._client.audit.end(self._number, outcome)
         except HoldfastError as problem:
             self.doubt = f"audit entry {self._number} has no outcome, because it could not be written: {problem}"
-            log.warning(
-                "%s; it was: %s", self.doubt, outcome, extra={"event": "command.unrecorded", "outcome": outcome}
+            log.event(
+                "command.unrecorded", WARNING, "%(doubt)s; it was: %(outcome)s", doubt=self.doubt, outcome=outcome
             )
         return self.stage is Stage.DONE and isinstance(error, HoldfastError)

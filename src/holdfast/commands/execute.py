@@ -9,7 +9,6 @@ tables of leases and of the audit, so they run without them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast import PolicyDenied
 from holdfast.commands.audit_entry import AuditEntry, Stage
 from holdfast.commands.registry import Command, Parameter, Window, allow_writes, commands, open_window
+from holdfast.telemetry import WARNING, logger
 
 if TYPE_CHECKING:
     from holdfast import Client
 
-log = logging.getLogger("holdfast.commands")
+log = logger("holdfast.commands")
 
 RUNTIME = "holdfast:runtime"
 """The lease that every command runs under: one operator at a time."""
@@ -158,14 +158,11 @@ def _revert_foundation(client: Client, to: int, actor: str, reason: str) -> None
     if to >= client.migrations.foundation:
         return
     for script in client.migrations.down(to=to):
-        log.warning(
-            "migration %04d %s is taken back, for %s: %s",
-            script.version,
-            script.name,
-            actor,
-            reason,
-            extra={"event": "migration.reverted", "version": script.version, "actor": actor, "reason": reason},
-        )
+        log.event(
+            "migration.reverted", WARNING,
+            "migration %(version)04d %(script)s is taken back, for %(actor)s: %(reason)s",
+            version=script.version, script=script.name, actor=actor, reason=reason,
+        )  # fmt: skip
 
 
 def _subject(command: Command, values: Mapping[str, Any]) -> str:

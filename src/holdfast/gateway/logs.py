@@ -1,8 +1,6 @@
 """The log of a replica: one JSON object a line on stderr, readable lines on a terminal. Secrets are masked in both.
 
-Every record has an ``event``, a stable name to search for and to alert on, and fields. Records of the library have
-their fields as attributes. Records of the gateway have them in ``record.fields``, because the names of some fields come
-from other programs and could be names of attributes.
+Every record has an ``event``, a stable name to search for and to alert on, and fields.
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from logging import ERROR, INFO, WARNING
 from typing import Any
+
+from holdfast.telemetry import ERROR, INFO, WARNING, logger
 
 __all__ = ["ERROR", "INFO", "WARNING", "install", "log", "request_id"]
 
@@ -28,31 +27,7 @@ _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that the current task answers."""
 
-
-class EventLogger:
-    """Logs as ``holdfast.runtime.log`` does; the gateway imports only public names."""
-
-    def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
-
-    def event(
-        self,
-        event: str,
-        level: int = INFO,
-        text: str = "",
-        *,
-        exc_info: BaseException | None = None,
-        fields: Mapping[str, Any] | None = None,
-        **more: Any,
-    ) -> None:
-        """Log ``text % fields`` as ``event``; the event alone if there is no text. ``exc_info`` adds a traceback."""
-        every = {**(fields or {}), **more}
-        arguments = (every,) if text else ()
-        extra = {"event": event, "fields": every}
-        self._logger.log(level, text or event, *arguments, exc_info=exc_info, extra=extra, stacklevel=2)
-
-
-log = EventLogger("holdfast.gateway")
+log = logger("holdfast.gateway")
 
 
 def install(replica: str, secrets: Iterable[str], *, terminal: bool | None = None) -> None:
@@ -88,10 +63,9 @@ class EventFormatter(logging.Formatter):
         members["replica"] = self._replica
         if (id := request_id.get()) is not None:
             members["requestId"] = id
-        fields = getattr(record, "fields", None)
-        if fields is None:
-            fields = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
-        members |= {**fields, "replica": self._replica}  # a field of that name is about another replica
+        members |= {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        members |= getattr(record, "fields", {})
+        members["replica"] = self._replica  # a field of that name is about another replica
         if message != event:
             members["message"] = message
         if record.exc_info and record.exc_info[1] is not None:

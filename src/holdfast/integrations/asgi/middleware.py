@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,8 +15,9 @@ from holdfast.integrations.asgi.header import parse
 from holdfast.integrations.asgi.problem import App, Receive, Scope, Send, send_problem
 from holdfast.integrations.asgi.request import fingerprint, header, operation_key, read_body
 from holdfast.problem_json import Problem
+from holdfast.telemetry import ERROR, logger
 
-log = logging.getLogger("holdfast.asgi")
+log = logger("holdfast.asgi")
 
 UNLIMITED_ATTEMPTS = 1 << 60
 """A request that failed may be sent again any number of times."""
@@ -134,11 +134,11 @@ class IdempotencyMiddleware:
         except Exception as error:
             if not exchange.called:
                 return await send_problem(problem.problem_of(error), scope, send)
-            log.exception(
-                "%s was answered, but the answer could not be recorded: the operation counts as partial",
-                key,
-                extra={"event": "request.unrecorded", "key": str(key)},
-            )
+            log.event(
+                "request.unrecorded", ERROR,
+                "%(key)s was answered, but the answer could not be recorded: the operation counts as partial",
+                exc_info=True, key=key,
+            )  # fmt: skip
         return await exchange.finish()
 
     async def _verify(self, op: Any, scope: Scope, body: bytes) -> Any:
@@ -168,8 +168,5 @@ def _disable_response_extensions(scope: Scope) -> None:
 
 def _log_error(work: asyncio.Task[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
-        log.error(
-            "a request whose client had left ended with an error",
-            exc_info=error,
-            extra={"event": "request.failed", "why": "its client had left"},
-        )
+        text = "a request whose client had left ended with an error"
+        log.event("request.failed", ERROR, text, exc_info=error, why="its client had left")
