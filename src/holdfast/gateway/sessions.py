@@ -199,7 +199,7 @@ async def _claims(gateway: Gateway, pool: str, slots: Any) -> list[dict[str, Any
     ]
 
 
-async def _list_all(gateway: Gateway, labels: dict[str, str]) -> AsyncIterator[Any]:
+async def _list_all(gateway: Gateway, labels: dict[str, str]) -> AsyncIterator[holdfast.ObjectRecord]:
     after: str | None = None
     while page := await gateway.client.objects.list(TYPE, labels=labels, after=after, most=_PAGE):
         for record in page:
@@ -207,7 +207,7 @@ async def _list_all(gateway: Gateway, labels: dict[str, str]) -> AsyncIterator[A
         after = page[-1].id
 
 
-async def _get_active(gateway: Gateway, id: str) -> Any:
+async def _get_active(gateway: Gateway, id: str) -> holdfast.ObjectRecord:
     """The record, if its state is ACTIVE; its slot may have expired. Raises Problem 404 or 410."""
     record = await gateway.client.objects.get(TYPE, id)
     if record is None:
@@ -217,7 +217,7 @@ async def _get_active(gateway: Gateway, id: str) -> Any:
     return record
 
 
-async def _get_alive(gateway: Gateway, id: str) -> Any:
+async def _get_alive(gateway: Gateway, id: str) -> holdfast.ObjectRecord:
     """The record, if it is ACTIVE and still has its slot. Raises Problem 404 or 410."""
     record = await _get_active(gateway, id)
     lease = await gateway.client.leases.get(_lease_name(record))
@@ -226,7 +226,7 @@ async def _get_alive(gateway: Gateway, id: str) -> Any:
     return record
 
 
-async def _record_loss(gateway: Gateway, record: Any) -> Problem:
+async def _record_loss(gateway: Gateway, record: holdfast.ObjectRecord) -> Problem:
     """The problem for a session that has lost its slot.
 
     FAILED is written before the client hears of it: from then on every replica must answer the same.
@@ -241,37 +241,39 @@ def _gone(id: str, state: str, reason: str) -> Problem:
     return Problem(410, f"session {id!r} is {state}" + (f": {reason}" if reason else ""), state=state, reason=reason)
 
 
-async def _record_failure(gateway: Gateway, record: Any) -> None:
+async def _record_failure(gateway: Gateway, record: holdfast.ObjectRecord) -> None:
     """Write FAILED, unless the session was ended by another request meanwhile."""
     with suppress(holdfast.Conflict):
         await _record_end(gateway, record, "FAILED", await _loss_reason(gateway, record))
 
 
-async def _loss_reason(gateway: Gateway, record: Any) -> str:
+async def _loss_reason(gateway: Gateway, record: holdfast.ObjectRecord) -> str:
     for grant in await gateway.client.leases.history(_lease_name(record), most=20):
         if grant.fence == record.payload["fence"] and grant.outcome == "forced":
             return f"its slot was taken away by {grant.actor}: {grant.reason}"
     return _EXPIRED
 
 
-def _lease_name(record: Any) -> str:
+def _lease_name(record: holdfast.ObjectRecord) -> str:
     return f"@slot:{record.payload['pool']}:{record.payload['slot']}"
 
 
-async def _record_end(gateway: Gateway, record: Any, state: str, reason: str) -> Any:
+async def _record_end(
+    gateway: Gateway, record: holdfast.ObjectRecord, state: str, reason: str
+) -> holdfast.ObjectRecord:
     return await gateway.client.objects.put_if(
         TYPE, record.id, ended(record.payload, state, reason), holdfast.MatchVersion(record.version),
         labels={**record.labels, "state": state},
     )  # fmt: skip
 
 
-def _slots(gateway: Gateway, record: Any) -> Any:
+def _slots(gateway: Gateway, record: holdfast.ObjectRecord) -> Any:
     """The slots of the session's pool, which may not be configured any more."""
     pool = record.payload["pool"]
     return gateway.client.slots(pool, gateway.settings.pools.get(pool, 1))
 
 
-def _answer(record: Any) -> dict[str, Any]:
+def _answer(record: holdfast.ObjectRecord) -> dict[str, Any]:
     """Everything but the token."""
     members = {name: value for name, value in record.payload.items() if name != "token"}
     return {**members, "id": record.id, "created_at": record.created_at, "version": record.version}

@@ -54,7 +54,7 @@ def payload(step: AgentStep) -> dict[str, Any]:
     return {**step.agent.model_dump(mode="json"), "pending": pending}
 
 
-def parse(record: Any) -> StoredAgent:
+def parse(record: holdfast.ObjectRecord) -> StoredAgent:
     pending = [_MODELS[part["type"]].model_validate(part["payload"]) for part in record.payload["pending"]]
     return StoredAgent(Agent.model_validate(record.payload), record.version, tuple(pending))
 

@@ -60,7 +60,7 @@ class Backends:
         record = await self._client.objects.get(TYPE, id)
         payload = None if record is None else record.payload
         action = records.due_action(payload, backend, installation)
-        if action is SandboxAction.CREATE:
+        if action is SandboxAction.CREATE and record is not None:
             backend = await self._create_for_record(record)
         elif action is SandboxAction.END and backend is not None:
             await self._driver.delete(id, run=backend.details["run"])
@@ -98,7 +98,7 @@ class Backends:
         """False while a supervised sandbox has no supervisor connected to any replica: it is not ready then."""
         return id not in self._supervised or await self._client.leases.get(f"{SUPERVISOR_LEASE}{id}") is not None
 
-    async def create(self, record: Any, token: str | None) -> holdfast.Backend:
+    async def create(self, record: holdfast.ObjectRecord, token: str | None) -> holdfast.Backend:
         """Create the backend of a record; the existing one when another replica has. DriverError 409 when the id is
         taken by another sandbox."""
         payload = record.payload
@@ -115,12 +115,12 @@ class Backends:
                 raise
             return existing  # it has another token, which is valid as well
 
-    async def is_running(self, record: Any) -> bool:
+    async def is_running(self, record: holdfast.ObjectRecord) -> bool:
         """Whether the driver has the backend of this record, and not that of another sandbox of its id."""
         backend = await self._driver.get(record.id)
         return backend is not None and records.is_backend_of(record.payload, backend, await self.installation())
 
-    async def end(self, record: Any, wait: float) -> bool:
+    async def end(self, record: holdfast.ObjectRecord, wait: float) -> bool:
         """End the backend, and wait for its end. True when none of its processes runs any more."""
         backend = await self._driver.get(record.id)
         if backend is None or not records.is_backend_of(record.payload, backend, await self.installation()):
@@ -139,7 +139,7 @@ class Backends:
         for id in backends:
             await self.get(id)
 
-    async def _create_for_record(self, record: Any) -> holdfast.Backend:
+    async def _create_for_record(self, record: holdfast.ObjectRecord) -> holdfast.Backend:
         """Create the backend in place of the replica that wrote the record and went no further.
 
         That replica's token is unknown here, so the record gets a second one; either is valid.

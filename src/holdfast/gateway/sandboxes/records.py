@@ -86,7 +86,7 @@ def accepts_token(payload: Mapping[str, Any], token: str) -> bool:
     return any(hmac.compare_digest(digest, accepted) for accepted in payload["tokens"])
 
 
-def answer(record: Any) -> dict[str, Any]:
+def answer(record: holdfast.ObjectRecord) -> dict[str, Any]:
     """What clients see: the names of environment variables, and never their values."""
     payload = record.payload
     return {

@@ -87,7 +87,7 @@ async def change(
     columns: dict[str, Any] = {"name": given["name"]} if "name" in given else {}
     columns |= {"labels": given["labels"] or {}} if "labels" in given else {}
 
-    def new_payload(record: Any) -> dict[str, Any]:
+    def new_payload(record: holdfast.ObjectRecord) -> dict[str, Any]:
         if records.phase(record.payload) in ("Deleting", "Deleted"):
             raise Problem(409, f"sandbox {id!r} is being deleted", current=record.version)
         return _check_size({**record.payload, "metadata": given.get("metadata", record.payload["metadata"]) or {}})
@@ -106,7 +106,7 @@ async def delete(
 ) -> Response:
     """End all its processes and delete its record. After the answer that is certain, even if this replica dies."""
 
-    def new_payload(record: Any) -> dict[str, Any] | None:
+    def new_payload(record: holdfast.ObjectRecord) -> dict[str, Any] | None:
         return to_be_deleted(record.payload) if records.phase(record.payload) != "Deleting" else None
 
     record = await _update(gateway, id, if_match, new_payload)
@@ -150,7 +150,7 @@ async def get_record(gateway: Gateway, id: str) -> Any:
     return record
 
 
-async def _start(gateway: Gateway, record: Any, token: str | None) -> None:
+async def _start(gateway: Gateway, record: holdfast.ObjectRecord, token: str | None) -> None:
     """Create the backend. When the driver refuses it, delete the record and raise Problem; when the driver does not
     answer, leave it to the leader."""
     try:
@@ -174,14 +174,14 @@ async def _is_taken(gateway: Gateway, id: str) -> bool:
     return other is not None and not str(other.details.get("owner")).startswith(prefix)
 
 
-async def _delete_record(gateway: Gateway, record: Any) -> None:
+async def _delete_record(gateway: Gateway, record: holdfast.ObjectRecord) -> None:
     """Delete this incarnation, also when the reconciler has changed the record since. The reconciler would delete it,
     too, a little later."""
-    incarnation = record.payload["incarnation"]
-    while record is not None and record.payload["incarnation"] == incarnation:
+    current: holdfast.ObjectRecord | None = record
+    while current is not None and current.payload["incarnation"] == record.payload["incarnation"]:
         with suppress(holdfast.Conflict):
-            await gateway.client.objects.delete_if(TYPE, record.id, record.version)
-        record = await gateway.client.objects.get(TYPE, record.id)
+            await gateway.client.objects.delete_if(TYPE, record.id, current.version)
+        current = await gateway.client.objects.get(TYPE, record.id)
 
 
 def _check_size(payload: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ async def _matching_record(gateway: Gateway, id: str, if_match: str | None) -> A
     return record
 
 
-def _matches(condition: str, record: Any, header: str, *, weak: bool) -> bool:
+def _matches(condition: str, record: holdfast.ObjectRecord, header: str, *, weak: bool) -> bool:
     try:
         return records.matches(condition, record.version, weak=weak)
     except ValueError as error:
@@ -265,5 +265,5 @@ async def until_stopped(gateway: Gateway, pieces: AsyncIterator[bytes]) -> Async
         stopping.cancel()
 
 
-def _set_etag(response: Response, record: Any) -> None:
+def _set_etag(response: Response, record: holdfast.ObjectRecord) -> None:
     response.headers["ETag"] = records.etag(record.version)
