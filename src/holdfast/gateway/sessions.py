@@ -1,8 +1,8 @@
 """Sessions: each has a slot of a pool while it sends heartbeats, to any replica.
 
-The slot is a lease that no replica renews: the heartbeats of the session do, with the token of the lease, which only
-the session's record has. A session without a heartbeat loses its slot when the lease expires, and is FAILED. A session
-that has ended answers 410.
+The slot is a lease. No replica renews it by itself: each heartbeat of the session does, with the token of the lease
+that is in the session's record. Without a heartbeat the lease expires, the slot is free again, and the session is
+FAILED. A session that has ended answers 410.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a replica keeps of its agents in memory: counters and pending stops.
 
-All of it may be lost with the replica. Only the event loop uses it, so it needs no lock, and it excludes nothing: two
-replicas would not see each other's locks.
+All of it may be lost with the replica. Only the event loop uses it, so it needs no lock. It never decides who may
+change an agent: replicas do not see each other's memory, so a lock in the database decides that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 
 class DueStop(NamedTuple):
+    """A command to complete in ``delay`` seconds, unless the agent continues: then its ``stop_at`` is another."""
+
     agent: int
     command: int
     at: float
@@ -35,7 +37,9 @@ class AgentState:
     busy: int = 0
     """Hooks that were refused because the agent's lock was not acquired in time."""
     under_way: int = 0
+    """Hooks that are being answered."""
     waiting_stops: int = 0
+    """Stops whose delay has not passed yet."""
     stops: asyncio.Queue[DueStop] = field(default_factory=asyncio.Queue)
     cycles: dict[str, WorkerCycle] = field(default_factory=dict)
     """The last one of each worker."""
@@ -44,11 +48,11 @@ class AgentState:
     _complete: dict[int, int] = field(default_factory=dict)
 
     def mark_complete(self, agent: int, version: int) -> None:
-        """Remember that all commands and turns of this version of the agent are written."""
+        """Remember that everything that follows from this version of the agent's record is in the database."""
         if len(self._complete) >= 10_000:
             self._complete.clear()
         self._complete[agent] = version
 
     def is_complete(self, agent: int, version: int) -> bool:
-        """False when that is not remembered."""
+        """Whether ``mark_complete`` was called for this version. False when it was forgotten."""
         return self._complete.get(agent) == version

@@ -185,10 +185,10 @@ async def _delete_record(gateway: Gateway, record: holdfast.ObjectRecord) -> Non
 
 
 def _check_size(payload: dict[str, Any]) -> dict[str, Any]:
-    """Raises Problem 413 when the record could become too large once it has a status."""
+    """Raises Problem 413 when the payload is too large. The limit leaves room for the status that is added later."""
     if (size := records.size(payload)) > records.MAX_BYTES:
-        detail = f"spec and metadata have at most {records.MAX_BYTES} bytes as JSON, not {size}: store a reference"
-        raise Problem(413, detail)
+        limit = f"spec and metadata have at most {records.MAX_BYTES} bytes as JSON, not {size}"
+        raise Problem(413, f"{limit}: store the data elsewhere, and a reference to it here")
     return payload
 
 

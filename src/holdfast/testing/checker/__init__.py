@@ -47,7 +47,7 @@ def check(
 ) -> Report:
     """Judge a folder, or events and the rows of the database. Raises ValueError if they are damaged.
 
-    ``sane_clocks`` says that no clock was changed; by default the database file decides.
+    ``sane_clocks`` says that no clock was changed; by default it is read from the history's file of database rows.
     """
     if isinstance(history, Path | str):
         database = read_database(history) if database is None else database
