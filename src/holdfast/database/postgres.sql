@@ -1,19 +1,20 @@
--- The statements Python sends, here and in postgres.sql of every other noun. Parameters are written :name and become $1, $2, … when the file is read; one that is not
--- given is NULL.
+-- The statements that Python sends, here and in postgres.sql of every other noun. Parameters are written :name and become
+-- $1, $2, … when the file is read; a parameter without a value is NULL.
 
 -- name: session_open
--- Settings a role or database default could spoil, and what the caller must know of this session.
+-- What the caller must know of this session; session_tune overrides settings that a role or database default may change.
 select pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, current_setting('server_version_num')::int as version,
        current_setting('transaction_read_only')::boolean as read_only
 
 -- name: session_tune
 select set_config('default_transaction_isolation', 'read committed', false),
-       set_config('synchronous_commit', case current_setting('synchronous_commit') when 'off' then 'on' else current_setting('synchronous_commit') end, false),
+       set_config('synchronous_commit',
+                  case current_setting('synchronous_commit') when 'off' then 'on' else current_setting('synchronous_commit') end, false),
        set_config('statement_timeout', '30s', false), set_config('lock_timeout', '10s', false),
        set_config('idle_session_timeout', '0', false), set_config('client_connection_check_interval', '1s', false),
        set_config('tcp_keepalives_idle', '1', false), set_config('tcp_keepalives_interval', '1', false),
        set_config('tcp_keepalives_count', '2', false), set_config('tcp_user_timeout', '3000', false),
-       (select set_config(s.name, '0', false) from pg_settings s where s.name = 'transaction_timeout')  -- from 17 on
+       (select set_config(s.name, '0', false) from pg_settings s where s.name = 'transaction_timeout')  -- since PostgreSQL 17
 
 -- name: migrate_lock
 select pg_advisory_xact_lock(hashtext('holdfast.migrate'))
@@ -31,7 +32,7 @@ select holdfast.hello() as version
 select pg_try_advisory_lock(:session_key::bigint) as done
 
 -- name: session_free
--- Does no session hold it? Leaves nothing, in whichever session this is.
+-- Whether no session holds the key. The lock ends with this statement, in any session.
 select pg_try_advisory_xact_lock(:session_key::bigint) as done
 
 -- name: begin

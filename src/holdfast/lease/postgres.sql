@@ -37,7 +37,7 @@ select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info 
 select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :most::int)
 
 -- name: probe_expire
--- Longer than the shortest TTL. On SQLite, where a transaction holds up every other, the time is set back instead.
+-- Longer than the shortest TTL. On SQLite, where a sleeping writer would block all others, expires_at is set back instead.
 select pg_sleep(0.06)
 
 -- name: beat_renew
@@ -59,7 +59,7 @@ select holdfast.purge() as ended
 listen "holdfast.free"
 
 -- name: wait_begin
--- All names in one go. Refused means that somebody is releasing that one this very moment.
+-- All names in one statement. False: a release of that name is in progress.
 select name, pg_try_advisory_lock_shared(hashtext('holdfast.free'), hashtext(name)) as done
   from json_array_elements_text(:names::json) as name
 
@@ -68,11 +68,11 @@ select count(pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(name)
   from json_array_elements_text(:names::json) as name
 
 -- name: wait_long
--- Not for ever: as long as a statement waits, vacuum removes nothing that has died since it began. Then it is begun anew.
+-- Not without a limit: while a statement waits, vacuum cannot remove rows that died since it began. The caller repeats it.
 select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false)
 
 -- name: vigil
--- Answered when the session that holds the key is gone.
+-- Returns when the session that holds the key has ended.
 select pg_advisory_lock_shared(:session_key::bigint)
 
 -- name: protect

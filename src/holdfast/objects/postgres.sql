@@ -1,6 +1,6 @@
 -- name: object_put
--- Explicit casts to types that every database driver knows, because it also runs on the user's own connection. The function is called in
--- the select list: in FROM its rows would be materialized first.
+-- Explicit casts to types that every database driver knows, because this also runs on the user's own connection. The function
+-- is in the select list: in FROM its rows would be materialized first.
 select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels, (r).current, (r).owner from (select holdfast.object_put(
     cast(:type as text), cast(:id as text), cast(:body as text), cast(:raw as text), cast(:condition as text), cast(:expected as bigint),
     cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),

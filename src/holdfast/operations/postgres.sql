@@ -1,5 +1,6 @@
 -- name: operation_get
-select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now from holdfast.operation_get(:key)
+select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now
+  from holdfast.operation_get(:key)
 
 -- name: operation_begin
 -- This and operation_end also run in the user's own transaction, hence the casts.
@@ -15,17 +16,21 @@ select holdfast.operation_write(
 select holdfast.operation_end(cast(:told as text)) as state
 
 -- name: operation_claim_many
-select state, key, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
+select state, key, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback,
+       effect_started, failures, alive,
        expired, extract(epoch from clock_timestamp())::double precision as now
   from holdfast.operation_claim_many(
-    :keys, :pointers, :entries, :labels, :fingerprints, :pipelines, :tasks, :datasets, :operations, :checksums, :params_hashes, :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
+    :keys, :pointers, :entries, :labels, :fingerprints, :pipelines, :tasks, :datasets, :operations, :checksums, :params_hashes,
+    :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
 
 -- name: operation_finish_many
 select key, null as state from holdfast.operation_finish_many(
-    :keys, :expected, :pointers, :numbers, :entries, :statuses, :results, :result_hashes, :errors, :failures, :effects_started, :outboxes, :keep::double precision, :owner, :token::uuid)
+    :keys, :expected, :pointers, :numbers, :entries, :statuses, :results, :result_hashes, :errors, :failures, :effects_started,
+    :outboxes, :keep::double precision, :owner, :token::uuid)
 
 -- name: operation_list
-select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
+select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner,
+       effect_started, failures,
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
 
 -- name: operation_entries
@@ -38,7 +43,9 @@ select same, retry_of from holdfast.operation_kin(
     cast(:params_hash as text))
 
 -- name: review_open
-select holdfast.review_open(cast(:key as text), cast(:label as text), cast(:dataset as text), cast(:operation as text), cast(:reason as text), cast(:detail as text)) as id
+select holdfast.review_open(
+    cast(:key as text), cast(:label as text), cast(:dataset as text), cast(:operation as text), cast(:reason as text),
+    cast(:detail as text)) as id
 
 -- name: review_take
 select id, outcome, actor, answer from holdfast.review_take(cast(:key as text))

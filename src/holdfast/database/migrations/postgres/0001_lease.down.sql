@@ -30,7 +30,7 @@ drop table holdfast.lease;
 drop table holdfast.beat;
 drop sequence holdfast.fence;
 drop table holdfast.schema_version;
--- A schema that was there before stays, and what somebody else has put into ours keeps it.
+-- Drop the schema only if the migration created it, and only if it holds no foreign objects.
 do $$
 declare
     ours boolean := (select m.our_schema from holdfast.meta m);
@@ -40,7 +40,7 @@ begin
         begin
             drop schema holdfast;
         exception when dependent_objects_still_exist then
-            raise notice 'schema holdfast stays: it holds objects that are not ours';
+            raise notice 'schema holdfast is not dropped: it contains objects that holdfast did not create';
         end;
     end if;
 end $$;

@@ -1,16 +1,17 @@
--- The durable lease: one heartbeat row a process and TTL, leases that point at it, fences that only rise,
--- and a guard that makes the database itself refuse a holder that has been superseded.
+-- The durable lease: one heartbeat row per process and TTL, leases that point at it, fences that only rise, and a
+-- check that makes the database itself refuse a superseded holder.
 --
--- Lock rules, kept by every function here:
---   * an acquire never waits: SKIP LOCKED on lease and beat, a try-lock before the INSERT of a free name; the answer is
---     "busy" then, and the caller tries again soon;
---   * lease before beat wherever both are waited for (renew, release, force_release); a thief locks beat first, but skips;
---   * a heartbeat touches the beat row alone, a protected transaction the lease row alone: they never meet;
---   * one acquire a transaction: two free names taken in opposite orders would deadlock.
--- Every function pins its search_path, because SECURITY DEFINER without one can be hijacked. Those that only other
--- functions here call are not SECURITY DEFINER: called directly by a role without rights on the tables, they fail.
+-- Lock rules that every function here follows:
+--   * an acquire never waits: it uses SKIP LOCKED on lease and beat, and a try-lock before the INSERT of a free name. If it
+--     gets no lock, it returns "busy" and the caller retries soon;
+--   * a function that waits for both rows locks the lease before the beat (renew, release, force_release); a takeover locks
+--     the beat first, but with SKIP LOCKED;
+--   * a heartbeat writes only the beat row, a protected transaction locks only the lease row: they never block each other;
+--   * one acquire per transaction: two transactions that take two free names in opposite orders would deadlock.
+-- Every function pins its search_path, because a SECURITY DEFINER function without one can be hijacked. Internal functions
+-- are not SECURITY DEFINER: a role without privileges on the tables cannot call them directly.
 
--- Not "if not exists", which asks for the right to make one where there is nothing to make.
+-- Not "create schema if not exists": it requires the CREATE privilege even if the schema exists.
 do $$ begin
     if not exists (select from pg_catalog.pg_namespace where nspname = 'holdfast') then
         create schema holdfast;
@@ -23,7 +24,7 @@ create table holdfast.schema_version (
     applied_at timestamptz not null default clock_timestamp()
 );
 
--- CACHE stays 1: a cached block would let fences go back between sessions.
+-- CACHE stays 1: with cached values, a later acquire in another session could get a lower fence.
 create sequence holdfast.fence as bigint maxvalue 1099511627775 no cycle cache 1;
 
 create table holdfast.meta (
@@ -34,10 +35,10 @@ create table holdfast.meta (
     home       oid not null,
     our_schema boolean not null
 );
-comment on column holdfast.meta.home is 'the oid of this table: another one after a dump was restored, be it into the same cluster';
-comment on column holdfast.meta.our_schema is 'made here, and to go with the last table; one that was there before stays, and "public" always';
+comment on column holdfast.meta.home is 'the oid of this table; restoring a dump changes it, even in the same cluster';
+comment on column holdfast.meta.our_schema is 'the migration created the schema and drops it last; false for an existing schema and for "public"';
 
--- Renewed in place by every heartbeat, hence the room for HOT updates and the eager vacuum.
+-- Every heartbeat updates a row in place: the low fillfactor allows HOT updates, and vacuum runs early.
 create table holdfast.beat (
     id             uuid primary key,
     ttl            interval not null check (ttl between interval '50 ms' and interval '1 day'),
@@ -53,11 +54,11 @@ create table holdfast.beat (
     started        timestamptz not null default clock_timestamp(),
     info           jsonb check (pg_column_size(info) <= 4096)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
-comment on column holdfast.beat.solo is 'serves one lease only, and goes with it';
-comment on column holdfast.beat.generation is 'rises when one of its leases is taken away while it lives; the next heartbeat learns of it';
-comment on column holdfast.beat.session_key is 'advisory key its session holds: free means that session is gone (failover = session)';
+comment on column holdfast.beat.solo is 'serves one lease, and is deleted with it';
+comment on column holdfast.beat.generation is 'rises when one of its leases is taken away before it expires; the next heartbeat reads it';
+comment on column holdfast.beat.session_key is 'advisory key that the session holds: if it is free, the session has ended (failover = session)';
 
--- No foreign key to beat: it would make a multixact of every acquire. A missing beat counts as dead.
+-- No foreign key to beat: it would create a multixact in every acquire. A missing beat counts as dead.
 create table holdfast.lease (
     name        text collate "C" primary key,
     holder      text not null,
@@ -69,7 +70,7 @@ create table holdfast.lease (
     kept        boolean not null default false
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
-comment on column holdfast.lease.kept is 'released before keep_until: nobody''s until its beat ends, and its release is told in history already';
+comment on column holdfast.lease.kept is 'released before keep_until: no holder until its beat ends; history already has the release';
 
 create table holdfast.history (
     id          bigint generated always as identity primary key,
@@ -85,8 +86,8 @@ create table holdfast.history (
     reason      text
 );
 
--- The newest 10,000 stay, whoever writes; nobody may be there to purge. It waits for nobody, and under a snapshot that is kept
--- it is left to others, because it could fail there and take the caller's transaction with it.
+-- Keep the newest 10,000 rows on insert: perhaps no process ever calls purge(). SKIP LOCKED, so that it never waits. Not under
+-- repeatable read or serializable: the DELETE could fail with a serialization error and abort the caller's transaction.
 create function holdfast.history_trim() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -102,20 +103,20 @@ create unlogged table holdfast.commit_check (
     token uuid not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
--- The WAL timeline, from the name of the file being written: pg_control_checkpoint() is stale right after a promotion.
+-- The WAL timeline, from the name of the current WAL file: pg_control_checkpoint() is stale right after a promotion.
 create function holdfast.timeline() returns bigint
 language sql volatile set search_path = pg_catalog, pg_temp as $$
     select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
 $$;
 
--- The schema is ours when this very transaction made it.
+-- The schema is ours if this transaction created it.
 insert into holdfast.meta (timeline, cluster, home, our_schema)
 select holdfast.timeline(), c.system_identifier, 'holdfast.meta'::regclass,
        n.xmin = pg_current_xact_id()::xid and n.nspname <> 'public'
   from pg_catalog.pg_control_system() c, pg_catalog.pg_namespace n where n.nspname = 'holdfast';
 
--- The high bits of the next fence. They rise with the timeline (a failover may have lost the last commits, and the
--- sequence with them) and, after a dump was restored here or into another cluster, with the stored epoch.
+-- The high bits of the next fence. They rise with the timeline (a failover may lose the last commits, and with them the
+-- state of the sequence) and, after a dump is restored here or into another cluster, with the stored epoch.
 create function holdfast.check_epoch() returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -132,7 +133,7 @@ begin
     return e;
 end $$;
 
--- This commit waits for the disk, whatever the role or the database says: a crash that forgot it would give the number out again.
+-- Never with synchronous_commit = off, even if the role or database sets it: after a crash the same fence would be issued again.
 create function holdfast.next_fence() returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -158,9 +159,9 @@ begin
     end if;
 end $$;
 
--- Tell the waiters of a name, if there are any. A waiter holds a shared lock on the name's key in the session that
--- listens; when we get it exclusively nobody waits, and nobody can begin to until we have committed. NOTIFY on every
--- release would halve the throughput of all.
+-- Notify the waiters of a name, if there are any. A waiter holds a shared lock on the name's key in its listening session.
+-- If we get the exclusive lock, there is no waiter, and none can start to wait before we commit. NOTIFY on every release
+-- would halve the total throughput.
 create function holdfast.wake(name text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -169,7 +170,7 @@ begin
     end if;
 end $$;
 
--- The one place where a lease ends other than by passing to the next holder. The caller has locked its row.
+-- Every end of a lease except a takeover or re-entry goes through here. The caller has locked the lease row.
 create function holdfast.lease_end(l holdfast.lease, outcome text, tell boolean, actor text default null, reason text default null) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -186,7 +187,8 @@ begin
     if outcome = 'released' and l.keep_until > now then
         stay := gen_random_uuid();
         insert into holdfast.beat (id, ttl, expires_at, solo, label, host, pid, started)
-        values (stay, greatest(l.keep_until - now, interval '50 ms'), l.keep_until, true, coalesce(b.label, l.holder), b.host, b.pid, coalesce(b.started, now));
+        values (stay, greatest(l.keep_until - now, interval '50 ms'), l.keep_until, true, coalesce(b.label, l.holder), b.host, b.pid,
+                coalesce(b.started, now));
         update holdfast.lease set beat = stay, token = gen_random_uuid(), keep_until = null, kept = true where lease.name = l.name;
     else
         delete from holdfast.lease where lease.name = l.name;
@@ -199,10 +201,10 @@ begin
     end if;
 end $$;
 
--- Acquire, take over or re-enter. status: acquired | taken_over | reentered | held | busy (try again soon) | beat_lost.
--- Without a beat one is made for this lease alone, to be renewed with lease_renew(name, token). With a beat and a process it
--- is made when it is not there yet, for all leases of that process; without a process it has to be there.
--- A refused acquire writes nothing at all.
+-- Acquire, take over or re-enter. status: acquired | taken_over | reentered | held | busy (retry soon) | beat_lost.
+-- Without a beat, it creates one for this lease alone, to be renewed with lease_renew(name, token). With a beat and a
+-- process, it creates the beat of that process if it is missing. With a beat but no process, the beat must exist.
+-- A refused acquire writes nothing.
 create function holdfast.lease_acquire(
     name text, holder text, ttl_seconds double precision,
     inout token uuid default null, inout beat uuid default null,
@@ -236,7 +238,7 @@ begin
           into r from holdfast.lease l left join holdfast.beat b on b.id = l.beat where l.name = lease_acquire.name;
         taken := found;
         if taken and r.token = want and not r.dead and not r.expired then
-            -- The same request once more, its answer was lost. The write makes this commit wait for a standby, too.
+            -- A repeated request whose first reply was lost. The UPDATE makes this commit wait for a synchronous standby, too.
             update holdfast.lease l set holder = r.holder where l.name = r.name and l.token = want;
             status := 'acquired'; token := want; beat := r.beat; fence := r.fence;
             remaining := extract(epoch from r.expires_at - clock_timestamp());
@@ -253,9 +255,10 @@ begin
         end if;
         founds := lease_acquire.beat is null;
         if not founds then
-            select case when not b.dead then extract(epoch from b.expires_at - clock_timestamp()) end into remaining from holdfast.beat b where b.id = beat_id;
+            select case when not b.dead then extract(epoch from b.expires_at - clock_timestamp()) end
+              into remaining from holdfast.beat b where b.id = beat_id;
             founds := not found and process is not null;
-            -- What is held by the asker's own beat may be gone with its session: then the beat is.
+            -- If the caller's own beat holds the lease and its session has ended, the beat is lost as well.
             if not founds and coalesce(remaining, 0) <= 0 or gone and r.beat = beat_id then
                 status := 'beat_lost'; remaining := null;
                 return;
@@ -263,13 +266,13 @@ begin
         end if;
         keep := clock_timestamp() + make_interval(secs => nullif(at_least_seconds, 0));
         if not taken then
-            -- Somebody may have inserted this very name and not committed yet: the INSERT would wait for that.
+            -- Another session may have inserted this name without committing yet: the INSERT would wait for it.
             exit when not pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_acquire.name));
             number := holdfast.next_fence();
             insert into holdfast.lease as l values (lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep)
                 on conflict do nothing;
             continue when not found;
-            -- The row is ours now. Whoever drew a number since we drew ours may have held and released this very name: draw again.
+            -- The row is ours. If another fence was drawn since ours, its holder may have had and released this name: draw again.
             if pg_sequence_last_value('holdfast.fence'::regclass) <> (number & 1099511627775) then
                 number := holdfast.next_fence();
                 update holdfast.lease l set fence = number where l.name = lease_acquire.name;
@@ -277,7 +280,7 @@ begin
             status := 'acquired';
         else
             if not r.dead and (r.expired or gone) then
-                -- The first thief declares the beat dead, so that a renewal in flight either wins or is refused for ever.
+                -- The first takeover marks the beat dead, so that a concurrent renewal either wins or is refused for ever.
                 perform from holdfast.beat b
                   where b.id = r.beat and not b.dead and (gone or b.expires_at <= clock_timestamp()) for no key update skip locked;
                 if not found then
@@ -304,7 +307,7 @@ begin
             if r.solo and r.beat <> beat_id then
                 delete from holdfast.beat b where b.id = r.beat;
             elsif status = 'reentered' then
-                update holdfast.beat b set generation = b.generation + 1 where b.id = r.beat;  -- the twin must learn
+                update holdfast.beat b set generation = b.generation + 1 where b.id = r.beat;  -- notifies the previous grant of this holder
             end if;
             held_by := r.holder;
         end if;
@@ -316,7 +319,8 @@ begin
                     coalesce(to_timestamp((process ->> 'started')::double precision), clock_timestamp()), process -> 'info') on conflict do nothing;
             remaining := ttl_seconds;
             if not found then  -- another session of the same process was first
-                select case when b.dead then 0 else extract(epoch from b.expires_at - clock_timestamp()) end into remaining from holdfast.beat b where b.id = beat_id;
+                select case when b.dead then 0 else extract(epoch from b.expires_at - clock_timestamp()) end
+                  into remaining from holdfast.beat b where b.id = beat_id;
             end if;
         end if;
         token := want; beat := beat_id; fence := number;
@@ -325,7 +329,7 @@ begin
     status := 'busy'; beat := null; remaining := null;
 end $$;
 
--- Renew the lease's beat. FOR SHARE ties the secret to the row: a sub-select could answer true to a holder just replaced.
+-- Renew the lease's beat. FOR SHARE re-checks the token on the locked row: a sub-select could return true to a replaced holder.
 create function holdfast.lease_renew(name text, token uuid) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
@@ -337,19 +341,20 @@ begin
     return found;
 end $$;
 
--- Is it still ours? For grants that no heartbeat of this process keeps.
+-- Whether the token still holds the lease. For grants whose beat this process does not renew.
 create function holdfast.lease_status(name text, token uuid)
 returns table (holder text, fence bigint, ttl double precision, remaining double precision)
 language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select l.holder, l.fence, extract(epoch from b.ttl)::double precision, extract(epoch from b.expires_at - clock_timestamp())::double precision
+    return query select l.holder, l.fence, extract(epoch from b.ttl)::double precision,
+           extract(epoch from b.expires_at - clock_timestamp())::double precision
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
      where l.name = lease_status.name and l.token = lease_status.token and not b.dead and b.expires_at > clock_timestamp();
 end $$;
 
--- False for a foreign or stale token. Waits a bounded time for transactions this lease protects; with wait => false it
--- answers 55P03 at once instead. Whoever keeps it alive is told with its next heartbeat, unless it knows.
+-- False for a foreign or stale token. Waits at most 5 s for transactions that this lease protects; with wait => false it
+-- fails with 55P03 at once. tell: the process that renews the beat learns of the release with its next heartbeat.
 create function holdfast.lease_release(name text, token uuid, wait boolean default true, tell boolean default true) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
@@ -367,8 +372,8 @@ begin
     return true;
 end $$;
 
--- Undo an acquire whose answer nobody heard, and the beat that it made for itself. Nobody has worked under it, so it is
--- not kept for at_least either.
+-- Undo an acquire whose reply was lost, and the beat that it created. No work was done under the lease, so at_least does
+-- not apply.
 create function holdfast.lease_abandon(name text, token uuid) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
@@ -384,8 +389,8 @@ begin
     return true;
 end $$;
 
--- For operators: takes the lease away from whoever has it. Waits (5 s at most) for transactions it protects; with
--- wait => false it answers 55P03 at once instead.
+-- For operators: release the lease of any holder. Waits at most 5 s for transactions that it protects; with
+-- wait => false it fails with 55P03 at once.
 create function holdfast.lease_force_release(name text, actor text, reason text, wait boolean default true) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
@@ -407,8 +412,8 @@ begin
     return true;
 end $$;
 
--- The heartbeat. No row: lost for ever. An error is not an answer: ask again until trust ends. As with next_fence, a crash must
--- not forget it: its holder trusts in it.
+-- The heartbeat. No row: the beat is lost for ever. After an error, retry until trust ends. A crash must not undo it, because
+-- the holder relies on it: hence never synchronous_commit = off, as in next_fence.
 create function holdfast.beat_renew(beat uuid) returns table (generation bigint)
 language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -425,8 +430,8 @@ begin
     return query select l.token from holdfast.lease l where l.beat = beat_leases.beat;
 end $$;
 
--- A process goes: its leases are released, a thousand at a time, because each has a place in the server's lock table until the
--- commit: call it until it answers 0. One that a transaction still protects is left to expire with the beat.
+-- End a process: release its leases, at most 1,000 per call, because each one occupies the server's lock table until the
+-- commit. Call it until it returns 0. A lease that still protects a transaction expires with the beat instead.
 create function holdfast.beat_end(beat uuid) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 #variable_conflict use_column
@@ -449,8 +454,8 @@ begin
     return ended;
 end $$;
 
--- What crashed processes left: expired beats are declared dead, their leases ended, both removed. Waits for nobody to speak
--- of: whoever asks may hold leases that end with its session, and must not lose that over this.
+-- Clean up after crashed processes: mark expired beats dead, end their leases, delete both. Short lock_timeout: the caller
+-- may hold session leases and must not lose its session here.
 create function holdfast.purge() returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms' as $$
 declare
@@ -458,16 +463,18 @@ declare
     ended int := 0;
 begin
     update holdfast.beat b set dead = true
-     where b.id in (select x.id from holdfast.beat x where not x.dead and x.expires_at <= clock_timestamp() order by x.id for no key update skip locked);
+     where b.id in (select x.id from holdfast.beat x where not x.dead and x.expires_at <= clock_timestamp()
+                     order by x.id for no key update skip locked);
     for l in select x.* from holdfast.lease x
               where not exists (select from holdfast.beat b where b.id = x.beat and not b.dead) order by x.name limit 1000 for update skip locked loop
-        -- The row is locked now, and may have passed on since it was chosen: to a beat that the choice could not see.
+        -- Between the selection and the row lock, the lease may have moved to a beat that the query's snapshot does not contain.
         continue when exists (select from holdfast.beat b where b.id = l.beat and not b.dead);
         perform holdfast.lease_end(l, 'expired', false);
         ended := ended + 1;
     end loop;
     delete from holdfast.beat b
-     where b.id in (select x.id from holdfast.beat x where x.dead and not exists (select from holdfast.lease y where y.beat = x.id) for update skip locked);
+     where b.id in (select x.id from holdfast.beat x where x.dead and not exists (select from holdfast.lease y where y.beat = x.id)
+                       for update skip locked);
     delete from holdfast.history h
      where h.id in (select x.id from holdfast.history x where x.id <= (select max(y.id) from holdfast.history y) - 10000 for update skip locked);
     return ended;
@@ -479,7 +486,8 @@ returns table (name text, holder text, fence bigint, acquired_at double precisio
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select l.name, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision, extract(epoch from b.expires_at)::double precision,
+    return query select l.name, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision,
+           extract(epoch from b.expires_at)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
            coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl))
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
@@ -499,8 +507,8 @@ begin
      order by h.id desc limit most;
 end $$;
 
--- A savepoint rolled back takes the row lock with it. xmax names the locker: ourselves, a savepoint of ours, or a
--- multixact when several transactions protect the same lease.
+-- Rolling back a savepoint also releases the row lock that was taken in it. xmax names the locker: this transaction, one of
+-- its savepoints, or a multixact if several transactions protect the same lease.
 create function holdfast.check_savepoint(locker xid) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -524,16 +532,17 @@ begin
         using errcode = 'HF001', hint = 'Roll back. The work now belongs to the next holder.';
 end $$;
 
--- When the beat's expiry is to be judged. A transaction that keeps its snapshot does not see the heartbeats since it
--- began, so what counts is that the beat lived then; the lock on the lease's row does the rest.
+-- The time at which to check whether the beat has expired. Under repeatable read, a transaction does not see heartbeats
+-- since it began: the beat must have been alive then. The lock on the lease row excludes a takeover after that.
 create function holdfast.snapshot_time() returns timestamptz
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-    return case when current_setting('transaction_isolation') in ('repeatable read', 'serializable') then transaction_timestamp() else clock_timestamp() end;
+    return case when current_setting('transaction_isolation') in ('repeatable read', 'serializable')
+                then transaction_timestamp() else clock_timestamp() end;
 end $$;
 
--- First statement of the user's transaction: whoever takes the lease over waits for this transaction, and a holder
--- already replaced is refused. It also refuses when the beat is over, or overlapping transactions could starve a takeover.
+-- First statement of the user's transaction: a takeover waits for this transaction, and a replaced holder is refused. An
+-- expired beat is refused as well, because overlapping transactions could delay a takeover for ever.
 create function holdfast.lease_protect(name text, token uuid) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -551,7 +560,7 @@ begin
     end if;
     select l.xmax into locker from holdfast.lease l where l.name = lease_protect.name;
     perform holdfast.check_savepoint(locker);
-    -- A holder that stops in here holds up its successor for one TTL at most. 0 would mean: no limit.
+    -- An idle holder delays its successor for at most one TTL. 0 would mean: no limit.
     idle_ms := extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000;
     if idle_ms = 0 or idle_ms > r.ttl_ms then
         perform set_config('idle_in_transaction_session_timeout', r.ttl_ms::text, true);
@@ -572,20 +581,20 @@ begin
 exception when serialization_failure then
     get stacked diagnostics detail = pg_exception_detail;
     if detail <> '' then
-        raise;  -- with a reason code: a conflict with another serializable transaction of the user's, who may try again
+        raise;  -- with a reason code: a conflict with another serializable transaction, which the user may retry
     end if;
-    perform holdfast.fenced_out(new.name);  -- without one: the row was written, and only a takeover or a release does that
+    perform holdfast.fenced_out(new.name);  -- without one: the lease row was written, and only a takeover or a release does that
     return null;
 end $$;
 
 create constraint trigger commit_check after insert on holdfast.commit_check
     deferrable initially deferred for each row execute function holdfast.commit_check();
--- Whatever the session's replication role: a bulk load that switches triggers off does not switch off this one.
+-- ALWAYS: the trigger fires under session_replication_role = replica, too, which bulk loads set to disable triggers.
 alter table holdfast.commit_check enable always trigger commit_check;
 
--- For long transactions: asks now, and again inside COMMIT. Nobody waits for this transaction meanwhile. The row that
--- brings the trigger about is deleted at once, which the trigger does not mind; by its place and never by a scan of the
--- table, which would make serializable transactions that protect different leases conflict.
+-- For long transactions: checks the lease now, and again inside COMMIT. A takeover does not wait for this transaction. The
+-- row that queues the trigger is deleted at once; the queued trigger still fires. The DELETE is by ctid: a scan of the
+-- table would make serializable transactions that protect different leases conflict.
 create function holdfast.lease_protect_at_commit(name text, token uuid) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 declare
@@ -608,7 +617,7 @@ begin
     return f;
 end $$;
 
--- Said once a connection: which schema is this, and has the cluster moved under it?
+-- Called once per connection: returns the schema version, and raises the epoch if the cluster has changed.
 create function holdfast.hello() returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -616,7 +625,8 @@ begin
     return (select max(version) from holdfast.schema_version);
 end $$;
 
-revoke all on function holdfast.history_trim(), holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(), holdfast.check_name(text, text), holdfast.wake(text),
+revoke all on function holdfast.history_trim(), holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(),
+    holdfast.check_name(text, text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
     holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),

@@ -1,4 +1,4 @@
--- A lock lives in a session and needs no table. These are for the people who look at pg_locks, which shows numbers.
+-- A lock lives in a session and needs no table. These tables give names to the numbers in pg_locks.
 
 create table holdfast.lock_namespace (
     id   int primary key,
@@ -13,14 +13,14 @@ create table holdfast.lock_name (
 create index lock_name_seen_at on holdfast.lock_name (seen_at);
 
 -- The advisory key of a name, for psql and for other languages: pg_advisory_lock(holdfast.lock_key('import')). Advisory
--- locks are the whole database's; with the schema in the key, each schema has locks of its own.
+-- locks are database-wide; the key contains the schema, so that each schema has its own locks.
 create function holdfast.lock_key(name text) returns bigint
 language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp as $$
     select ('x' || left(encode(sha256(convert_to('holdfast' || chr(10) || name, 'UTF8')), 'hex'), 16))::bit(64)::bigint
 $$;
 
--- The first key of ('name', 7): stable from its first use on. It follows from the name: whoever knows it goes on with it
--- when its row was lost, in a failover or with an older backup, and would else share no lock with those who come later.
+-- The first key of ('name', 7), stable from its first use. It is derived from the name: if a failover or an older backup
+-- loses the row, processes that cached the key and processes that ask later still share the lock.
 create function holdfast.lock_namespace(name text) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -35,13 +35,13 @@ begin
         insert into holdfast.lock_namespace (id, name) values (wanted, lock_namespace.name)
             on conflict do nothing returning id into found_id;
         exit when found;
-        wanted := (wanted + 1) & 2147483647;  -- another name came to it first, or somebody else wrote ours down
+        wanted := (wanted + 1) & 2147483647;  -- another name has this id, or another session has just inserted our name
     end loop;
     return found_id;
 end $$;
 
--- Names that were locked: [[key, name], …]. The keys are computed here, so that nobody gives a lock a false name. Those
--- that nobody has used for a month go, a few at a time.
+-- Record the names of locks: [[key, name], …]. The keys are computed here, so that no caller can give a lock a false name.
+-- Deletes names that have not been used for 30 days, at most 1,000 per call.
 create function holdfast.lock_remember(names jsonb) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare

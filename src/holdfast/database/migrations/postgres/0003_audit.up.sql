@@ -1,5 +1,5 @@
--- What operators do to others' work: who, why, what, and how it ended. Written before it is done, so that nothing is
--- done without a record; a row without an outcome is one whose end nobody could tell.
+-- What operators do to others' work: who, why, what, and the outcome. The row is written before the action, so that no action
+-- is without a record; a row without an outcome means that the outcome is unknown.
 create table holdfast.audit (
     id       bigint generated always as identity primary key,
     at       timestamptz not null default clock_timestamp(),
@@ -12,8 +12,8 @@ create table holdfast.audit (
     outcome  text,
     ended_at timestamptz
 );
-comment on column holdfast.audit.actor is 'who it was, as they say';
-comment on column holdfast.audit.role is 'who the server knows them as';
+comment on column holdfast.audit.actor is 'the name that the operator gave';
+comment on column holdfast.audit.role is 'the database role of the session';
 
 create function holdfast.audit_begin(action text, subject text, actor text, reason text, detail jsonb default null) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -31,7 +31,7 @@ begin
     return entry;
 end $$;
 
--- Once, and by whoever began it.
+-- Once per entry, and only by the role that began it.
 create function holdfast.audit_end(entry bigint, outcome text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -41,7 +41,7 @@ begin
     return found;
 end $$;
 
--- What the numbers in pg_locks stand for. A namespace that is not ours stays a number, a key without a name has none.
+-- What the numbers in pg_locks stand for. A foreign namespace stays a number; an unknown key has no name.
 create function holdfast.lock_label(classid oid, objid oid, objsubid smallint)
 returns table (namespace text, entity_id bigint, name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -57,23 +57,23 @@ begin
         name := coalesce((select n.name from holdfast.lock_name n where n.key = entity_id),
                          (select 'session of ' || b.label from holdfast.beat b where b.session_key = entity_id limit 1),
                          case entity_id when hashtext('holdfast.migrate') then 'migration' end,
-                         case entity_id >> 48 when 7845 then 'session without a lease' end);  -- the keeper's mark
+                         case entity_id >> 48 when 7845 then 'session without a lease' end);  -- the prefix of the keeper's keys
     end if;
     return next;
 end $$;
 
--- With the rights of whoever calls it: to end a session is the server's to allow.
+-- Not SECURITY DEFINER: the caller needs the privilege to end the session.
 create function holdfast.lock_break(pid integer) returns text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if lock_break.pid = pg_backend_pid() then
-        return 'refused: it is the session that asks';
+        return 'refused: it is the caller''s own session';
     end if;
     if not exists (select from pg_locks l where l.pid = lock_break.pid and l.locktype = 'advisory'
                       and l.database = (select d.oid from pg_database d where d.datname = current_database())) then
         return 'refused: it neither holds nor waits for an advisory lock in this database';
     end if;
-    return case when pg_terminate_backend(lock_break.pid, 5000) then 'ended' else 'told to end, and still there after 5 s' end;
+    return case when pg_terminate_backend(lock_break.pid, 5000) then 'ended' else 'signalled, but still running after 5 s' end;
 exception when insufficient_privilege then
     return 'refused: ' || left(sqlerrm, 180);
 end $$;

@@ -1,13 +1,13 @@
 -- Compare-and-swap records, and the log of their changes.
 --
--- A version is drawn when the row is ours, from a sequence under the epoch of the fences: it rises with every write of
--- any object, and is never used twice, neither after a delete nor after a failover that lost the last commits. So
--- whoever matches a version matches one write, and nothing else.
+-- A version is drawn from a sequence while the row is locked, with the fences' epoch as its high bits. It rises with every
+-- write of any object and is never reused, neither after a delete nor after a failover that lost the last commits. So a
+-- version identifies exactly one write.
 --
--- The log is read between two snapshots: what the later one sees and the earlier one does not. Nothing is missed
--- although transactions commit out of the order of their numbers, and nobody waits for a long one. Within, the order is
--- that of "place", which is drawn when the commit is asked for: with the statement where that commits itself, inside
--- COMMIT where it is part of a transaction of somebody's own. So what was committed before comes before.
+-- A reader of the log asks for the changes between two snapshots: those that the later one sees and the earlier one does not.
+-- So it misses nothing although transactions commit out of the order of their numbers, and never waits for a long
+-- transaction. The order within is "place", which is drawn at commit: by the statement itself if it commits on its own,
+-- inside COMMIT if it is part of the user's transaction. So a change that was committed earlier has the lower place.
 
 create sequence holdfast.object_version as bigint maxvalue 1099511627775 no cycle cache 1;
 
@@ -23,8 +23,8 @@ create table holdfast.object (
     updated_at timestamptz not null,
     primary key (type, id)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
--- No CHECK here, nor on the log: the server would read its text anew for every write. object_put refuses what is neither.
-comment on column holdfast.object.body is 'the payload as the JSON text it came as, or NULL when it is bytes';
+-- No CHECK here, nor on the log: the server would parse its text again for every write. object_put checks the payload.
+comment on column holdfast.object.body is 'the payload as the JSON text that was written, or NULL if the payload is bytes';
 
 create unique index object_name on holdfast.object (type, name) where name is not null;
 
@@ -38,9 +38,9 @@ create table holdfast.object_change (
     token   uuid,
     primary key (xid, version)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.5);
-comment on column holdfast.object_change.token is 'of the request: one whose answer was lost finds out what became of it';
+comment on column holdfast.object_change.token is 'of the request: a repeated request finds the result of the first one by it';
 
--- The newest transaction of which something was trimmed: whoever has not seen it may have missed it.
+-- The newest trimmed transaction: a reader whose snapshot does not contain it may have missed changes.
 create table holdfast.object_trimmed (
     one   boolean primary key default true check (one),
     epoch bigint not null,
@@ -48,16 +48,16 @@ create table holdfast.object_trimmed (
 );
 insert into holdfast.object_trimmed (epoch, xid) values (0, '0');
 
--- Writers notify only as long as somebody says here that it listens.
+-- Until when some client watches: writers send NOTIFY only until then.
 create table holdfast.object_watched (
     one   boolean primary key default true check (one),
     until timestamptz not null
 ) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 insert into holdfast.object_watched (until) values ('-infinity');
 
--- What is 100,000 numbers old goes: a change has one, and one in a transaction of somebody's own two. Only what every open
--- transaction can see goes, and nobody waits for anybody; under a snapshot that is kept it is left to others, because it
--- could fail there and take the caller's transaction with it.
+-- Delete changes that are 100,000 numbers old: a change uses one number, one in the user's transaction two. It deletes only
+-- changes that every open transaction can see, and never waits. Not under repeatable read or serializable: the DELETE could
+-- fail with a serialization error and abort the caller's transaction.
 create function holdfast.object_trim(newest bigint) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
@@ -83,7 +83,7 @@ begin
     end if;
 end $$;
 
--- What every write ends with.
+-- The last step of every write: log the change, trim the log, notify the watchers.
 create function holdfast.object_log(version bigint, place bigint, type text, id text, kind text, token uuid) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -92,7 +92,7 @@ declare
 begin
     insert into holdfast.object_change values (pg_current_xact_id(), version, place, type, id, kind, token)
         returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
-    if 0 in (version & 1023, place & 1023) then  -- where each write draws both, either may never come to it
+    if 0 in (version & 1023, place & 1023) then  -- if every write draws both numbers, one of them may never be a multiple of 1024
         perform holdfast.object_trim(place);
     end if;
     if watched then
@@ -100,7 +100,7 @@ begin
     end if;
 end $$;
 
--- Writes in a transaction of somebody's own wait here for its COMMIT; the table itself is always empty.
+-- Writes in the user's transaction, until its COMMIT. The table itself is always empty.
 create unlogged table holdfast.object_late (
     version bigint not null,
     type    text collate "C" not null,
@@ -118,9 +118,9 @@ end $$;
 
 create constraint trigger object_late after insert on holdfast.object_late
     deferrable initially deferred for each row execute function holdfast.object_late();
-alter table holdfast.object_late enable always trigger object_late;  -- whatever the session's replication role
+alter table holdfast.object_late enable always trigger object_late;  -- even under session_replication_role = replica
 
--- The same inside COMMIT. The row that brings the trigger about is deleted at once, as in lease_protect_at_commit.
+-- object_log, but inside COMMIT. The row that queues the trigger is deleted at once, as in lease_protect_at_commit.
 create function holdfast.object_log_at_commit(version bigint, type text, id text, kind text, token uuid) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 declare
@@ -130,7 +130,7 @@ begin
     delete from holdfast.object_late l where l.ctid = row_place;
 end $$;
 
--- The high bits of the next version: as in next_fence, without a call where nothing has moved.
+-- The high bits of the next version, as in next_fence, but without a function call unless the epoch has changed.
 create function holdfast.object_epoch() returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -141,8 +141,8 @@ begin
     return coalesce(e, holdfast.check_epoch());
 end $$;
 
--- HF001 unless the lease is held with that token; and it stays so until what is written here is committed. Less than
--- lease_protect does: a savepoint that is rolled back takes the write with it, and the transaction does not idle.
+-- Raises HF001 unless the token holds the lease, and locks the lease row until the caller commits. It checks less than
+-- lease_protect: rolling back a savepoint also undoes the write, and the transaction does not idle.
 create function holdfast.object_fence(lease text, token uuid) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -153,11 +153,10 @@ begin
     end if;
 end $$;
 
--- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
--- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
--- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
--- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not. "late": it is part of
--- a transaction that commits later, and its place among the changes is where that does.
+-- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (object "owner" has
+-- the name); current: the conflicting version. A conflict is a status and not an error, so that the caller's transaction
+-- stays usable. again: the request is repeated; a write that was done is not done twice. lease: HF001 unless "lease_token"
+-- holds that lease. late: part of a transaction that commits later, so its place in the log is drawn at that COMMIT.
 create function holdfast.object_put(
     type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
     token uuid, again boolean, lease text, lease_token uuid, late boolean,
@@ -177,7 +176,8 @@ begin
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
-    select x.version into o.version from holdfast.object x where x.type = object_put.type and x.id = object_put.id;  -- to refuse writes nothing
+    -- Without a lock first: a refused write writes nothing, not even a row lock.
+    select x.version into o.version from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
     for attempt in 1..100 loop
         exit when not again and (condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected);
         select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id for no key update;
@@ -186,7 +186,7 @@ begin
             if found then
                 status := 'done';
                 labels := coalesce(labels, '{}');
-                if o.version = version then  -- else somebody else has written since, and it is told as it was asked for
+                if o.version = version then  -- otherwise there was a newer write: return the values of this request
                     name := o.name;
                     labels := o.labels;
                 end if;
@@ -199,7 +199,7 @@ begin
         number := epoch | nextval('holdfast.object_version');
         if o.version is not null then
             kind := 'updated';
-            if rename then  -- apart: where an error is caught there is a subtransaction
+            if rename then  -- a separate block, because its EXCEPTION clause costs a subtransaction
                 begin
                     update holdfast.object x set name = object_put.name where x.type = object_put.type and x.id = object_put.id;
                 exception when unique_violation then
@@ -212,13 +212,13 @@ begin
                  where x.type = object_put.type and x.id = object_put.id returning * into o;
             end if;
         else
-            born := clock_timestamp();  -- the same in both
+            born := clock_timestamp();  -- created_at = updated_at
             insert into holdfast.object as x values (object_put.type, object_put.id, object_put.name, object_put.body, decode(object_put.raw, 'hex'),
                    coalesce(object_put.labels::jsonb, '{}'), number, born, born)
                 on conflict do nothing returning * into o;
             if found then
                 kind := 'created';
-                -- Whoever drew a number since may have made and deleted this very object: ours must be the higher one.
+                -- If another number was drawn since ours, its writer may have created and deleted this object: ours must be higher.
                 if pg_sequence_last_value('holdfast.object_version'::regclass) <> (number & 1099511627775) then
                     update holdfast.object x set version = epoch | nextval('holdfast.object_version')
                      where x.type = object_put.type and x.id = object_put.id returning * into o;
@@ -250,11 +250,12 @@ begin
     updated_at := date_part('epoch', o.updated_at);
 end $$;
 
--- What most writes are: a text at the version expected, by itself. As object_put, in one statement and without a call; what it
--- cannot say at once, object_put says.
+-- The most frequent write: a text payload at an expected version, not in the user's transaction. One statement without
+-- calls; object_put handles every other case.
 create function holdfast.object_swap(
     type text, id text, body text, expected bigint, token uuid, again boolean,
-    out status text, out version bigint, out created_at double precision, out updated_at double precision, out name text, out labels jsonb, out current bigint)
+    out status text, out version bigint, out created_at double precision, out updated_at double precision, out name text,
+    out labels jsonb, out current bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -269,7 +270,8 @@ begin
         returning 'done', x.version, date_part('epoch', x.created_at), date_part('epoch', x.updated_at), x.name, x.labels
              into status, version, created_at, updated_at, name, labels;
         if found then
-            insert into holdfast.object_change values (pg_current_xact_id(), version, version, object_swap.type, object_swap.id, 'updated', object_swap.token)
+            insert into holdfast.object_change
+            values (pg_current_xact_id(), version, version, object_swap.type, object_swap.id, 'updated', object_swap.token)
                 returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
             if version & 1023 = 0 then
                 perform holdfast.object_trim(version);
@@ -286,8 +288,8 @@ begin
            object_swap.token, again, null, null, false) p;
 end $$;
 
--- Several at once, each if it is at the version expected: [{"id", "body", "expected"}, ...] of one type. What somebody else has
--- locked is left out, as is what is at another version: it waits for nobody while it holds anything. Tells what it has written.
+-- Write several objects of one type, each if it is at the expected version: [{"id", "body", "expected"}, ...]. Skips objects
+-- that are locked or at another version, so it never waits while it holds locks. Returns the objects that it wrote.
 create function holdfast.object_put_many(type text, records json, lease text, lease_token uuid)
 returns table (id text, version bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -300,7 +302,8 @@ begin
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
-    return query with locked as materialized (  -- each by its key: joined, all of the type were read for the few that are asked for
+    -- LATERAL looks each object up by its key; a plain join read all objects of the type.
+    return query with locked as materialized (
         select x.place, r.body from json_to_recordset(records) r (id text, body text, expected bigint), lateral (
             select o.ctid as place from holdfast.object o
              where o.type = object_put_many.type and o.id = r.id and o.version = r.expected
@@ -309,7 +312,8 @@ begin
         update holdfast.object x set body = l.body, raw = null, version = epoch | nextval('holdfast.object_version'), updated_at = clock_timestamp()
           from locked l where x.ctid = l.place returning x.id, x.version
     ), logged as (
-        insert into holdfast.object_change select pg_current_xact_id(), w.version, w.version, object_put_many.type, w.id, 'updated', null from written w
+        insert into holdfast.object_change
+        select pg_current_xact_id(), w.version, w.version, object_put_many.type, w.id, 'updated', null from written w
     )
     select w.id, w.version from written w;
     get diagnostics number = row_count;
@@ -322,7 +326,7 @@ begin
     end if;
 end $$;
 
--- status: done (version: that of the deletion) | conflict (current: the version there is, if there is one).
+-- status: done (version: of the deletion) | conflict (current: the object's version, NULL if there is no object).
 create function holdfast.object_delete(
     type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, late boolean,
     out status text, out version bigint, out current bigint)
@@ -335,7 +339,7 @@ begin
         perform holdfast.object_fence(lease, lease_token);
     end if;
     select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id;
-    if current is distinct from expected and not again then  -- to refuse writes nothing
+    if current is distinct from expected and not again then  -- a refused delete writes nothing
         status := 'conflict';
         return;
     end if;
@@ -380,7 +384,7 @@ begin
       from holdfast.object x where x.type = object_get_by_name.type and x.name = object_get_by_name.name;
 end $$;
 
--- In the order of the ids, from the one after "after": a page stays what it is whatever comes and goes before it.
+-- Ordered by id, starting behind "after": inserts and deletes on earlier pages do not shift this one.
 create function holdfast.object_list(type text, selector jsonb, after text, most int)
 returns table (id text, name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
@@ -393,7 +397,7 @@ begin
      order by x.type, x.id limit most;
 end $$;
 
--- Where to watch from, to learn of everything that is committed from now on; and the highest version there is.
+-- The cursor from which to watch every later commit, and the highest version.
 create function holdfast.object_cursor(out cursor text, out version bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -403,9 +407,9 @@ begin
     version := epoch << 40 | coalesce(pg_sequence_last_value('holdfast.object_version'::regclass), 0);
 end $$;
 
--- What was committed between the snapshots "since" and "until" (now, if it is not given), after place "after" of that;
--- fewer rows than "most", and one without a version at the end, when that was all. expired: it may not be, because
--- some has been trimmed, or the cursor is of another epoch, or of a time that this database has not seen: it was set back.
+-- Changes committed between the snapshots "since" and "until" (default: now), with a place above "after". The page is
+-- the last one if it has fewer than "most" rows; it ends with a row without a version. expired: changes may be missing,
+-- because some were trimmed, or the cursor is of another epoch, or it is ahead of this database, which was set back.
 create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, most int, listening boolean)
 returns table (snapshot pg_snapshot, place bigint, version bigint, type text, id text, kind text, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -414,7 +418,7 @@ declare
     upto pg_snapshot := coalesce(object_changes.until, pg_current_snapshot());
     number int;
 begin
-    if listening then  -- said for all who watch, and again well before it is over
+    if listening then  -- one row for all watchers, extended 5 s before it expires
         perform from holdfast.object_watched w where w.until > clock_timestamp() + interval '5 s';
         if not found then
             update holdfast.object_watched w set until = clock_timestamp() + interval '15 s'
@@ -423,13 +427,14 @@ begin
     end if;
     return query select upto, c.place, c.version, c.type, c.id, c.kind, false from (
         select x.* from holdfast.object_change x where x.xid >= pg_snapshot_xmax(since) and x.xid < pg_snapshot_xmax(upto)
-        union all  -- what was open then, by its numbers: while one of them stays so, all since it began would be read each time
+        -- Transactions that were open in "since", by number: a range scan would read all changes since the oldest one every time.
+        union all
         select x.* from holdfast.object_change x where x.xid = any (array(select pg_snapshot_xip(since)))) c
      where c.version >> 40 = epoch and c.place > coalesce(after, 0) and (only_type is null or c.type = only_type)
        and pg_visible_in_snapshot(c.xid, upto)
      order by c.place limit most;
     get diagnostics number = row_count;
-    -- Asked last: whatever is trimmed from now on has been read.
+    -- Checked last: rows that are trimmed after this have been read.
     if epoch <> holdfast.object_epoch() or pg_snapshot_xmax(since) > pg_snapshot_xmax(pg_current_snapshot())
        or exists (select from holdfast.object_trimmed t where t.epoch = object_changes.epoch and t.xid >= pg_snapshot_xmin(since)) then
         return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, true;

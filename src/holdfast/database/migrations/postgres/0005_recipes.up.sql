@@ -1,16 +1,16 @@
--- What the recipes over the lease need in one transaction: any free slot of a pool, a wipe under a guard, a lease taken
--- away only while it is still the one that was looked at; and the audit, which learns of fences.
+-- Functions for the recipes on leases that must be one transaction: claim any free slot of a pool, wipe under a guard,
+-- force-release only the grant that the operator saw. The audit records fences.
 
 alter table holdfast.audit add column fence bigint;
-comment on column holdfast.audit.fence is 'of the lease under which it was done';
+comment on column holdfast.audit.fence is 'of the lease under which the action was done';
 
 alter table holdfast.beat add column wanted uuid[];
-comment on column holdfast.beat.wanted is 'tokens of those of its leases that an operator asks back';
+comment on column holdfast.beat.wanted is 'tokens of leases that an operator has recalled';
 
--- For the slots of one pool, however many leases there are.
+-- Finds the slots of one pool without reading all leases.
 create index lease_slot on holdfast.lease (name text_pattern_ops) where name like '@slot:%';
 
--- The waiters of a pool wait for any of its slots, so a slot that is released is told under the pool's name.
+-- A waiter waits for any slot of its pool, so the release of a slot notifies under the pool's name.
 create or replace function holdfast.wake(name text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -21,9 +21,9 @@ begin
     end if;
 end $$;
 
--- Claim any free slot, one of the leases '<pool>:1' to '<pool>:<capacity>'. The number bounds how many there can be; only
--- after the capacity shrank, while higher ones are still held, must they be counted, and by one claim at a time.
--- status, and the rest, as in lease_acquire; a refused claim writes nothing.
+-- Claim any free slot, that is, one of the leases '<pool>:1' to '<pool>:<capacity>'. The numbers bound how many claims there
+-- are. Only while a higher number is still held, after the capacity was reduced, must claims be counted, one claim at a time.
+-- status and the other columns are those of lease_acquire; a refused claim writes nothing.
 create function holdfast.slot_claim(
     pool text, capacity integer, holder text, ttl_seconds double precision,
     inout token uuid, inout beat uuid, solo boolean, process jsonb,
@@ -70,7 +70,7 @@ begin
     status := 'busy'; name := null; remaining := null; held_by := null;
 end $$;
 
--- Living or not. The operators are those of the index: no collation has a say in what begins with what.
+-- Slot leases of a pool, live or expired. The index has these operators: the prefix match is independent of the collation.
 create function holdfast.slot_rows(pool text) returns setof holdfast.lease
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -84,12 +84,13 @@ returns table (name text, slot integer, holder text, fence bigint, remaining dou
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select l.name, substr(l.name, length(pool) + 2)::integer, l.holder, l.fence, extract(epoch from b.expires_at - clock_timestamp())::double precision
+    return query select l.name, substr(l.name, length(pool) + 2)::integer, l.holder, l.fence,
+           extract(epoch from b.expires_at - clock_timestamp())::double precision
       from holdfast.slot_rows(pool) l join holdfast.beat b on b.id = l.beat
      where not b.dead and b.expires_at > clock_timestamp() order by 2;
 end $$;
 
--- Give back a claim whose answer nobody heard: which slot it got is not known.
+-- Undo a claim whose reply was lost: the caller does not know its slot.
 create function holdfast.slot_abandon(pool text, token uuid, with_beat boolean) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -102,11 +103,11 @@ begin
     return case when with_beat then holdfast.lease_abandon(found_name, token) else holdfast.lease_release(found_name, token, false, false) end;
 end $$;
 
--- Delete every lease but the guard's and those in ``keep``; null, and nothing changed, when the token does not hold the
--- guard. The lock on its row keeps it from passing on until this is committed. The others are locked (55P03 when a
--- transaction that one protects does not let go) before the first is ended: a renewal holds its lease while it waits for
--- the beat, which an end writes. All in one statement, and all are told, whether somebody waits or not: of tens of thousands
--- each would have a place in the server's lock table until the commit, and write the same beat anew.
+-- Delete every lease but the guard's and those in ``keep``. Returns null and changes nothing unless the token holds the
+-- guard; the lock on its row prevents a takeover until the commit. All other leases are locked before the first one ends
+-- (55P03 if a protected transaction does not finish), because a renewal holds its lease while it waits for the beat, which
+-- the end of a lease writes. One statement ends them all and notifies for every name, whether there are waiters or not:
+-- calling wake() and lease_end() for tens of thousands of leases would fill the server's lock table and rewrite the same beat.
 create function holdfast.lease_wipe(guard text, token uuid, keep jsonb default '[]') returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '1s' as $$
 declare
@@ -123,7 +124,8 @@ begin
         select * from holdfast.lease x where x.name <> guard and not keep ? x.name order by x.name for update skip locked
     ), past as (
         insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
-        select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, clock_timestamp(), 'forced', by_holder, 'wiped under guard ' || quote_literal(guard)
+        select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, clock_timestamp(), 'forced', by_holder,
+               'wiped under guard ' || quote_literal(guard)
           from l left join holdfast.beat b on b.id = l.beat order by l.name
     ), told as (
         update holdfast.beat b set generation = b.generation + 1 where not b.solo and b.id in (select l.beat from l)
@@ -137,7 +139,7 @@ begin
     return ended;
 end $$;
 
--- As lease_force_release, but only while it is the grant that was looked at.
+-- lease_force_release, but only if the lease still has this fence.
 create function holdfast.lease_force_release_if(name text, fence bigint, actor text, reason text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -145,8 +147,8 @@ begin
     return found and holdfast.lease_force_release(name, actor, reason, false);
 end $$;
 
--- Ask whoever has it to give it back, when the work under it has stopped: it learns of it with its next heartbeat. Nothing
--- is taken away, and the lease's row is left alone: a write to it would refuse the transactions that it protects.
+-- Ask the holder to release the lease when its work has stopped: it learns of it with its next heartbeat. The lease is not
+-- taken away, and its row is not written: a write would abort the transactions that it protects.
 create function holdfast.lease_recall(name text, fence bigint) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -163,7 +165,7 @@ begin
     return query select unnest(b.wanted) from holdfast.beat b where b.id = beat_wanted.beat;
 end $$;
 
--- A lease whose time is over is nobody's, and its row goes when somebody purges; here, when somebody comes upon it.
+-- Purge if this lease has expired. Without this, an expired lease keeps its row until some process purges.
 create function holdfast.lease_clear(name text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -175,7 +177,7 @@ begin
     return false;
 end $$;
 
--- What has become known since it began, before its end.
+-- Add the fence and details to an entry that has not ended.
 create function holdfast.audit_note(entry bigint, fence bigint, detail jsonb) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -195,7 +197,7 @@ begin
       from holdfast.audit a order by a.id desc limit most;
 end $$;
 
--- Who is there, and who has which shard, of one set of shards, however many leases there are.
+-- The members of one set of shards, and the holder of each shard, without reading the other leases.
 create function holdfast.shard_list(shards text)
 returns table (name text, holder text, remaining double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -206,7 +208,8 @@ begin
        and not b.dead and b.expires_at > clock_timestamp();
 end $$;
 
-revoke all on function holdfast.shard_list(text), holdfast.slot_rows(text), holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb), holdfast.slot_list(text),
+revoke all on function holdfast.shard_list(text), holdfast.slot_rows(text),
+                       holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb), holdfast.slot_list(text),
                        holdfast.slot_abandon(text, uuid, boolean), holdfast.lease_wipe(text, uuid, jsonb),
                        holdfast.lease_force_release_if(text, bigint, text, text), holdfast.audit_note(bigint, bigint, jsonb),
                        holdfast.lease_recall(text, bigint), holdfast.beat_wanted(uuid), holdfast.lease_clear(text),

@@ -1,12 +1,14 @@
 delete from holdfast.schema_version where version = 6;
-drop function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_return(bigint), holdfast.review_list(text, bigint, text, int),
+drop function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_return(bigint),
+    holdfast.review_list(text, bigint, text, int),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision);
 drop function holdfast.operation_entries(text, int, int);
 drop function holdfast.operation_list(text, text, text, int);
 drop function holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid);
 drop function holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint);
-drop function holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
+drop function holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int,
+    text, text, uuid,
     bigint, text, text, text, text, text, text, text, text, boolean);
 drop function holdfast.operation_end(text);
 drop function holdfast.operation_begin(text, bigint, text);

@@ -1,9 +1,9 @@
--- Operations that take effect once: what became of each, and how it came to that.
+-- Operations that take effect once: the status of each, and its log.
 --
--- Every change of an operation is one call of operation_write: it says which end of the chain it has seen, and is refused
--- when that is not the end any more. So nobody writes over what they do not know, whatever locks and leases say; and a
--- late owner is refused by the fence of the lease besides. Whether an unfinished operation is under way is no guess about
--- time: the transaction has its advisory lock, or the lease that it is done under is alive.
+-- Every change of an operation is one call of operation_write. The caller passes the end of the chain that it has read, and
+-- the write is refused if the chain has grown since. So no process overwrites an entry that it has not read, even if locks
+-- or leases fail; in addition, the lease's fence refuses a late owner. Whether an unfinished operation is running does not
+-- depend on a timeout: its transaction holds the advisory lock, or its lease is alive.
 
 create table holdfast.idempotency_log (
     idem_key       text collate "C" primary key,
@@ -30,19 +30,20 @@ create table holdfast.idempotency_log (
     effect_started boolean not null,
     failures       int not null
 ) with (fillfactor = 80);
-comment on column holdfast.idempotency_log.label is 'as people would call it: the key may be a hash';
-comment on column holdfast.idempotency_log.owner is 'the lease that the last attempt was made under; null when it was made in a transaction';
+comment on column holdfast.idempotency_log.label is 'readable name: the key may be a hash';
+comment on column holdfast.idempotency_log.owner is 'the lease of the last attempt; null if the attempt ran in a transaction';
 comment on column holdfast.idempotency_log.rollback is 'the name of the function that undoes it';
-comment on column holdfast.idempotency_log.effect_started is 'the last attempt may have had an effect that nobody has undone';
-comment on column holdfast.idempotency_log.failures is 'attempts that came to nothing since it was begun, done or reset';
+comment on column holdfast.idempotency_log.effect_started is 'the last attempt may have had an effect that has not been undone';
+comment on column holdfast.idempotency_log.failures is 'failed attempts since it was begun, done or reset';
 create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at) where status <> 'success';
 create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
--- What was written together stands in one row: the entries, as JSON, of which number is the first.
--- Rows are read in the order of horizon and place, which is that of the commits: what was committed before another COMMIT was asked for
--- comes before. horizon is not below any transaction that had ended then, nor below the row's own: so nobody reads past a row that is
--- not there yet, and it can be read as soon as it is. What has the same is told apart by place, which is drawn then, too. A statement
--- that travels with its COMMIT draws them itself; other rows wait for it in wal_late.
+-- Entries that are written together share one row: a JSON text, and the number of its first entry.
+-- Readers order rows by (horizon, place), which is the order of the commits: a row that was committed before another
+-- transaction's COMMIT began comes first. The horizon is at least the row's own transaction and every transaction that had
+-- ended when it was drawn. So no reader gets past a row that is not committed yet, and a row is readable as soon as it is
+-- committed. The place, drawn at the same time, orders rows of one horizon. A statement that is sent together with its
+-- COMMIT draws both itself; other rows wait for their COMMIT in wal_late.
 create sequence holdfast.wal_place;
 create table holdfast.wal (
     idem_key text collate "C" not null,
@@ -55,8 +56,8 @@ create table holdfast.wal (
 );
 create index wal_order on holdfast.wal (horizon, place);
 
--- Rows of a transaction that goes on after them, until its COMMIT; those too of one whose snapshot is kept, and says nothing of who has
--- ended since. The table itself is always empty.
+-- Rows of a transaction that continues after them, until its COMMIT; also of a repeatable read or serializable transaction,
+-- whose snapshot does not show which transactions have ended since. The table itself is always empty.
 create unlogged table holdfast.wal_late (
     idem_key text collate "C" not null,
     number   int not null,
@@ -64,7 +65,7 @@ create unlogged table holdfast.wal_late (
     entries  text not null,
     asked    timestamptz
 );
-comment on column holdfast.wal_late.asked is 'the command that has asked for it: COMMIT, or SET CONSTRAINTS, after which the transaction goes on';
+comment on column holdfast.wal_late.asked is 'start of the command that fired the trigger: COMMIT, or SET CONSTRAINTS, which does not commit';
 
 create function holdfast.wal_late() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
@@ -72,14 +73,15 @@ declare
     own bigint := pg_current_xact_id()::text::bigint;
     drawn bigint;
 begin
-    if new.asked is distinct from statement_timestamp() then  -- COMMIT goes on until nothing is deferred any more, SET CONSTRAINTS does not
+    -- COMMIT fires triggers until none is deferred, SET CONSTRAINTS does not.
+    if new.asked is distinct from statement_timestamp() then
         set constraints holdfast.wal_late deferred;
         update holdfast.wal_late l set asked = statement_timestamp() where l.ctid = new.ctid;
         return null;
     end if;
-    begin  -- a subtransaction, for its number is drawn when it first writes, whatever the snapshot is
+    begin  -- a subtransaction: it gets its number with its first write, independent of the snapshot
         delete from holdfast.wal_late l where l.ctid = new.ctid returning l.xmax::text::bigint into drawn;
-    exception when assert_failure then  -- there is none: a block with such a clause is a subtransaction
+    exception when assert_failure then  -- never raised: the EXCEPTION clause makes the block a subtransaction
         raise;
     end;
     insert into holdfast.wal values (new.idem_key, new.number, new.at, new.entries, (own + (drawn - own & 4294967295))::text::xid8);
@@ -88,9 +90,9 @@ end $$;
 
 create constraint trigger wal_late after insert or update on holdfast.wal_late
     deferrable initially deferred for each row execute function holdfast.wal_late();
-alter table holdfast.wal_late enable always trigger wal_late;  -- else nothing would be logged under session_replication_role = replica
+alter table holdfast.wal_late enable always trigger wal_late;  -- without it, session_replication_role = replica would disable the log
 
--- What is to be told to others, written with the effect.
+-- Events to publish, written in the transaction of the effect.
 create table holdfast.outbox (
     id           bigint generated always as identity primary key,
     idem_key     text collate "C" not null,
@@ -102,7 +104,7 @@ create table holdfast.outbox (
 );
 create index outbox_unpublished on holdfast.outbox (idem_key) where published_at is null;
 
--- What people have to look at.
+-- Decisions that an operator has to make.
 create table holdfast.review (
     id             bigint generated always as identity primary key,
     idem_key       text collate "C" not null,
@@ -122,13 +124,13 @@ comment on column holdfast.review.spent_at is 'of an approval, when it was used;
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
 create index review_standing on holdfast.review (idem_key) where spent_at is null;
 
--- As they stand: there is nothing left to decide about an operation that was done since it was asked.
+-- Reviews with their status: a review is done if the operation has succeeded since it was opened.
 create view holdfast.review_now as
 select r.*, coalesce(r.outcome, (select 'done' from holdfast.idempotency_log g
                                   where g.idem_key = r.idem_key and g.status = 'success' and g.updated_at >= r.opened_at), 'open') as status
   from holdfast.review r;
 
--- Whether that lease is held, with that fence if one is given.
+-- Whether the lease is held, with that fence if one is given.
 create function holdfast.operation_alive(lease text, fence bigint) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -137,10 +139,11 @@ begin
                       and not b.dead and b.expires_at > holdfast.snapshot_time());
 end $$;
 
--- What is known of an operation. Its result is hex, so that every driver gives the same.
+-- The state of an operation. The result is hex, so that every database driver returns the same.
 create function holdfast.operation_get(key text,
     out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
-    out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean, out now double precision)
+    out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean,
+    out now double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -157,18 +160,18 @@ begin
     now := extract(epoch from clock_timestamp());
 end $$;
 
--- The same inside the transaction that is to have the effect, with its lock, as JSON, because a row costs as much again:
--- state is free, or busy when somebody else has the lock. Never waits. began: by which the end can tell that it is in the
--- same transaction still. fixed: this transaction goes on seeing what it saw first, so there is no use in asking again.
--- frozen: it writes nothing, and never will. home: by which the caller can tell another database from its own; a constant, which costs nothing.
+-- operation_get inside the transaction of the effect, and take its lock. Returns JSON, because a row takes twice as long.
+-- Never waits. state: free, or busy if another transaction has the lock. began: operation_end compares it, to see that it runs
+-- in the same transaction. fixed: the transaction has one snapshot, so a retry in it would read the same. frozen: the
+-- transaction is read-only. home: identifies the database to the caller; the planner folds it to a constant, so it is free.
 create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     state text;
     known text;
 begin
-    -- The lock before the lease: whoever works under that asks for the lock, too, when it begins. Both before the log, which
-    -- is read by a statement of its own, or it would be as it was before the lock was ours.
+    -- The lock before the lease: an attempt under the lease takes the lock, too, when it begins. Both before the log, and the
+    -- log in a separate statement: its snapshot must be newer than the lock.
     if not pg_try_advisory_xact_lock(lock) then
         state := 'busy';
     end if;
@@ -183,11 +186,12 @@ begin
     return '{"state":"' || state || '","began":"' || extract(epoch from transaction_timestamp())
            || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
            || case when current_setting('transaction_read_only') = 'on' then ',"frozen":true' else '' end
-           || (',"home":' || 'holdfast.meta'::regclass::oid::text || ',"now":') || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
+           || (',"home":' || 'holdfast.meta'::regclass::oid::text || ',"now":') || extract(epoch from clock_timestamp())
+           || coalesce(known, '') || '}';
 end $$;
 
--- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
--- none) | busy (a transaction has the lock). HF001 when the lease "owner" is not held with that token. late: the COMMIT comes later.
+-- Every change of an operation. state: done | changed (the chain does not end with "expected"; null: there is no chain) |
+-- busy (a transaction has the lock). HF001 if the token does not hold the lease "owner". late: the COMMIT is sent later.
 create function holdfast.operation_write(
     key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
     result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
@@ -208,7 +212,8 @@ begin
         perform holdfast.object_fence(owner, token);
     end if;
     if expected is null then
-        insert into holdfast.idempotency_log values (key, pipeline, task, dataset, operation, status, result_hash, at, at, checksum, params_hash, pointer,
+        insert into holdfast.idempotency_log
+        values (key, pipeline, task, dataset, operation, status, result_hash, at, at, checksum, params_hash, pointer,
                fingerprint, bytes, attempt, fence, error, until, label, owner, rollback, effect_started, failures) on conflict do nothing;
     else
         update holdfast.idempotency_log g set status = operation_write.status, result_hash = operation_write.result_hash, updated_at = at,
@@ -233,10 +238,10 @@ begin
     state := 'done';
 end $$;
 
--- The same as the end of the transaction that has the effect, which a COMMIT may follow unseen: so it is 40001 instead of
--- "changed", and HF003 when it is another transaction than the one that it began in. told: what operation_write is told, in one
--- text, because arguments cost more than what is done with them; parts end with U+001F, and an empty one is null. After U+001E it is a
--- text of JSON, in ASCII: the encoding of the user's connection may lack what is in a name.
+-- operation_write at the end of the transaction of the effect. The client may have sent COMMIT behind it already, so it
+-- raises: 40001 instead of "changed", HF003 if the transaction is not the one that operation_begin ran in. told: the arguments
+-- of operation_write in one text, because separate arguments take longer than the work; parts end with U+001F, and an empty
+-- one is null. If it starts with U+001E, JSON in ASCII follows: the connection's encoding may lack characters of a name.
 create function holdfast.operation_end(told text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -244,31 +249,37 @@ declare
     at timestamptz := clock_timestamp();
 begin
     if f[1] is distinct from extract(epoch from transaction_timestamp())::text then
-        raise exception 'the transaction in which operation % began is over: nothing that it did may be committed or rolled back in between', quote_literal(f[2])
+        raise exception 'the transaction in which operation % began has ended: do not commit or roll back inside the operation',
+            quote_literal(f[2])
             using errcode = 'HF003';
     end if;
-    if f[4] is null and f[19] is null and f[26] is null then  -- new, and nothing to tell, as nearly all are: then one statement will do
+    if f[4] is null and f[19] is null and f[26] is null then  -- new and without events, as nearly all are: one statement is enough
         with known as (
-            insert into holdfast.idempotency_log values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
-                   f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18], f[16]::boolean, f[17]::int)
+            insert into holdfast.idempotency_log
+            values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
+                   f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18],
+                   f[16]::boolean, f[17]::int)
                 on conflict do nothing returning idem_key)
         insert into holdfast.wal select idem_key, f[6]::int, at, f[7] from known;
         if found then
             return 'done';
         end if;
-    elsif holdfast.operation_write(f[3], f[4], f[5], f[6]::int, f[7], f[8], f[9]::int, f[10]::bigint, f[11], f[12], f[13], f[14], f[15]::double precision,
-            f[16]::boolean, f[17]::int, f[18], null, null, null, f[19], f[2], f[20], f[21], f[22], f[23], f[24], f[25], f[26] is not null) = 'done' then
+    elsif holdfast.operation_write(f[3], f[4], f[5], f[6]::int, f[7], f[8], f[9]::int, f[10]::bigint, f[11], f[12], f[13], f[14],
+            f[15]::double precision, f[16]::boolean, f[17]::int, f[18], null, null, null, f[19], f[2], f[20], f[21], f[22], f[23],
+            f[24], f[25], f[26] is not null) = 'done' then
         return 'done';
     end if;
-    raise exception 'operation % was changed by somebody else since this transaction began', quote_literal(f[2]) using errcode = '40001';
+    raise exception 'operation % was changed by another process since this transaction began', quote_literal(f[2])
+        using errcode = '40001';
 end $$;
 
--- Many at once, under one lease. What is nobody's yet is ours now, and known by its pointer, so it may be asked for twice. Of
--- the others it is told what is known. Of each of them a text for all, whose parts end with U+001F, an empty one being null; in
--- the order of the keys, or two batches would wait for each other. A first row that is "busy" says that a transaction has the
--- lock, and nothing was done.
+-- Begin many operations under one lease. New keys are inserted and carry the caller's pointer, so the call may be repeated.
+-- Returns the state of the other keys. Each argument is one text for all keys, with parts that end with U+001F, an empty one
+-- being null. The keys must be sorted, or two batches would deadlock. If the first row is "busy", a transaction has the lock
+-- and nothing was written.
 create function holdfast.operation_claim_many(
-    keys text, pointers text, entries text, labels text, fingerprints text, pipelines text, tasks text, datasets text, operations text, checksums text,
+    keys text, pointers text, entries text, labels text, fingerprints text, pipelines text, tasks text, datasets text, operations text,
+    checksums text,
     params_hashes text, fence bigint, rollback text, owner text, token uuid, lock bigint)
 returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
                pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
@@ -309,7 +320,7 @@ begin
     end if;
 end $$;
 
--- The end of many, each as operation_write would write it; those are told of which the end of the chain is another.
+-- The end of many operations, each written as by operation_write. Returns the keys whose chain has another end than expected.
 create function holdfast.operation_finish_many(
     keys text, expected text, pointers text, numbers text, entries text, statuses text, results text, result_hashes text, errors text, failures text,
     effects_started text, outboxes text, keep double precision, owner text, token uuid) returns table (key text)
@@ -324,11 +335,13 @@ declare
 begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
     update holdfast.idempotency_log g
-       set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at, wal_pointer = a.pointer,
+       set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at,
+           wal_pointer = a.pointer,
            failures = a.failures::int, effect_started = a.effect_started::boolean,
            expires_at = case a.status when 'success' then at + make_interval(secs => keep) end
       from unnest(k, string_to_array(expected, chr(31)), p, string_to_array(statuses, chr(31)), string_to_array(results, chr(31), ''),
-                  string_to_array(result_hashes, chr(31), ''), string_to_array(errors, chr(31), ''), string_to_array(operation_finish_many.failures, chr(31)),
+                  string_to_array(result_hashes, chr(31), ''), string_to_array(errors, chr(31), ''),
+                  string_to_array(operation_finish_many.failures, chr(31)),
                   string_to_array(effects_started, chr(31)))
            a (key, expected, pointer, status, result, result_hash, error, failures, effect_started)
      where g.idem_key = a.key and g.wal_pointer = a.expected;
@@ -353,20 +366,23 @@ end $$;
 
 create function holdfast.operation_list(only_status text, only_dataset text, only_key text, most int)
 returns table (key text, label text, status text, alive boolean, attempt int, fence bigint, pipeline text, task text, dataset text, operation text,
-               result_hash text, error text, pointer text, rollback text, owner text, effect_started boolean, failures int, created_at double precision, updated_at double precision,
+               result_hash text, error text, pointer text, rollback text, owner text, effect_started boolean, failures int,
+               created_at double precision, updated_at double precision,
                expires_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select g.idem_key, g.label, g.status, g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-           g.attempt, g.fence, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.result_hash, g.error, g.wal_pointer, g.rollback, g.owner, g.effect_started, g.failures,
-           extract(epoch from g.created_at)::double precision, extract(epoch from g.updated_at)::double precision, extract(epoch from g.expires_at)::double precision
+           g.attempt, g.fence, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.result_hash, g.error, g.wal_pointer, g.rollback,
+           g.owner, g.effect_started, g.failures, extract(epoch from g.created_at)::double precision,
+           extract(epoch from g.updated_at)::double precision, extract(epoch from g.expires_at)::double precision
       from holdfast.idempotency_log g
-     where (only_status is null or g.status = only_status) and (only_dataset is null or g.dataset_id = only_dataset) and (only_key is null or g.idem_key = only_key)
+     where (only_status is null or g.status = only_status) and (only_dataset is null or g.dataset_id = only_dataset)
+       and (only_key is null or g.idem_key = only_key)
      order by g.updated_at desc, g.idem_key limit most;
 end $$;
 
--- The chain of one operation, from an entry on.
+-- The chain of one operation, from an entry onwards.
 create function holdfast.operation_entries(key text, after_number int, most int) returns table (number int, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -375,7 +391,7 @@ begin
      where w.idem_key = operation_entries.key and w.number > coalesce(after_number, 0) order by w.number limit most;
 end $$;
 
--- Once for each reason, until somebody has looked at it; the number of it.
+-- Open a review, at most one per operation and reason at a time; returns its id.
 create function holdfast.review_open(key text, label text, dataset text, operation text, reason text, detail text) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -388,8 +404,8 @@ begin
     return coalesce(entry, (select r.id from holdfast.review r where r.idem_key = key and r.reason = review_open.reason and r.closed_at is null));
 end $$;
 
--- What people have said of an operation, or have yet to say: a rejection, until a reset; else a review that is open, but
--- for one of attempts, which the log itself refuses; else an approval, which is used up by asking. No id: nothing.
+-- The decision that applies to an operation. In this order: a rejection, until a reset; an open review, except for reason
+-- "attempts", which the log itself refuses; an approval, which this call spends. No id: none applies.
 create function holdfast.review_take(key text, out id bigint, out outcome text, out actor text, out answer text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -405,7 +421,7 @@ begin
     end if;
 end $$;
 
--- An approval that was taken, and came to no attempt after all, is there for the next one.
+-- Return an approval that review_take spent, if no attempt followed: the next attempt may use it.
 create function holdfast.review_return(review bigint) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -419,24 +435,26 @@ returns table (id bigint, key text, label text, dataset text, operation text, re
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select r.id, r.idem_key, r.label, r.dataset_id, r.operation_type, r.reason, r.detail, extract(epoch from r.opened_at)::double precision,
+    return query select r.id, r.idem_key, r.label, r.dataset_id, r.operation_type, r.reason, r.detail,
+           extract(epoch from r.opened_at)::double precision,
            r.status, r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision
       from holdfast.review_now r
      where (only_status is null or r.status = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
      order by r.id limit most;
 end $$;
 
--- Somebody says yes or no; false when it has been answered already, or there is nothing left to decide.
+-- Approve or reject. False if the review is closed already, or the operation has succeeded since.
 create function holdfast.review_decide(review bigint, outcome text, actor text, answer text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.review r set closed_at = clock_timestamp(), outcome = review_decide.outcome, actor = review_decide.actor, answer = review_decide.answer
+    update holdfast.review r
+       set closed_at = clock_timestamp(), outcome = review_decide.outcome, actor = review_decide.actor, answer = review_decide.answer
      where r.id = review and exists (select from holdfast.review_now n where n.id = r.id and n.status = 'open') and r.closed_at is null;
     return found;
 end $$;
 
--- Others that an operation has to do with, as people would call them, or null. same: it did the same to the same data, or
--- may have. retry_of: one of the same task and parameters that has come to nothing so far, with another input.
+-- Labels of related operations, or null. same: another key did, or may have done, the same to the same data. retry_of: an
+-- unfinished or failed operation of the same task and parameters, with another input.
 create function holdfast.operation_kin(key text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
     out same text, out retry_of text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -456,7 +474,7 @@ begin
        and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status = 'failure' and g.failures > 0) limit 1;
 end $$;
 
--- How many attempts have failed at operations of a dataset that did so in the last so many seconds, and stand as failed.
+-- Failed attempts of a dataset's operations that failed within the last "seconds" and have not since succeeded or been reset.
 create function holdfast.operation_failed(dataset text, seconds double precision) returns bigint
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -465,7 +483,8 @@ begin
                and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
 
-revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_return(bigint), holdfast.review_list(text, bigint, text, int),
+revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text),
+    holdfast.review_return(bigint), holdfast.review_list(text, bigint, text, int),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision) from public;
 

@@ -1,10 +1,10 @@
--- The log of operations as people keep it: chains to be proven, put away and kept an eye on.
+-- Maintenance of the log of operations: verify chains, archive them, monitor them.
 
 create index idempotency_log_expiring on holdfast.idempotency_log (expires_at) where result is not null and expires_at is not null;
 create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 
--- The keys of a page of operations; "after" is the key where the last page ended. One that only one of the two tables knows is told as
--- well: somebody took it out of the other.
+-- The keys of a page of operations; "after" is the last key of the previous page. Includes keys that only one of the two
+-- tables has: their rows were deleted from the other one.
 create function holdfast.wal_keys(only_key text, since double precision, after text, most int) returns table (key text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -23,7 +23,7 @@ begin
     order by 1 limit most;
 end $$;
 
--- The same of those that were touched last, in either table.
+-- The keys that were written last, in either table.
 create function holdfast.wal_latest(most int) returns table (key text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -33,7 +33,7 @@ begin
     select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w;
 end $$;
 
--- Their chains, by key, with what the log says of each. keep: for how many seconds its result was to be kept.
+-- The chains of these keys, with the log's row of each. keep: for how many seconds the result was to be stored.
 create function holdfast.wal_chains(keys text[])
 returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
                fingerprint text, effect_started boolean, error text, failures int, fence bigint, owner text, rollback text, keep double precision,
@@ -47,14 +47,14 @@ begin
            encode(g.result, 'hex'), g.result_hash, g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback,
            extract(epoch from g.expires_at - g.updated_at)::double precision,
            g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash
-      from unnest(keys) k (key)  -- each looked up by its key: a plan that reads all of the log is never the better one
+      from unnest(keys) k (key)  -- OFFSET 0 forces a lookup by key: a plan that reads the whole log is never better
       left join lateral (select * from holdfast.idempotency_log g where g.idem_key = k.key offset 0) g on true
       left join lateral (select * from holdfast.wal w where w.idem_key = k.key offset 0) w on true
      order by k.key collate "C", w.number;
 end $$;
 
--- Which operation has a row of entries that ends with that hash, or, if that is put away, goes on from it. Reads the whole log: it is
--- for people, and an index would cost every operation something.
+-- The operation that has a row of entries ending with this hash or, if that row is archived, continuing from it. Reads the
+-- whole log: it is for interactive use, and an index would slow every operation down.
 create function holdfast.wal_find(hash text) returns table (key text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -62,9 +62,9 @@ begin
      where right(w.entries, 67) = '"' || hash || '"]' or left(w.entries, 67) = '["' || hash || '"' limit 1;
 end $$;
 
--- Entries in the order of the commits, which stays, whoever reads and whenever. Only what nothing that is still under way can come
--- before. "after" is where the last page ended; a place from before a failover or a restore says nothing here, and gets back the
--- epoch alone.
+-- Entries in the order of the commits, which is the same for every reader. A row is returned only when no open transaction
+-- can come before it. "after" is the end of the previous page; a cursor from before a failover or a restore is not valid, and
+-- returns only the epoch.
 create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, most int)
 returns table (epoch bigint, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -83,7 +83,7 @@ begin
     end if;
 end $$;
 
--- What was restored from a dump was written in another cluster's transactions: here, all of it was before, in the same order.
+-- The rows of a restored dump carry transaction ids of another cluster: move them before all rows of this one, in the same order.
 create function holdfast.wal_settle() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -95,7 +95,7 @@ end $$;
 create trigger wal_settle after update on holdfast.meta for each row
     when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.wal_settle();
 
--- Results whose time is over go; that the operation was done, and the hash of what came of it, stays.
+-- Delete expired results. The operation stays done, and the hash of its result stays.
 create function holdfast.operation_expire(most int, out gone int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -107,32 +107,35 @@ begin
     get diagnostics gone = row_count;
 end $$;
 
--- A reset answers whatever is asked of an operation, and lifts what was said of it; how many of these there were.
+-- A reset closes the open reviews of an operation and lifts its decisions; returns how many.
 create function holdfast.review_close(key text, actor text, answer text, out closed int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.review r set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, 'reset'),
+    update holdfast.review r
+       set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, 'reset'),
            actor = coalesce(r.actor, review_close.actor), answer = coalesce(r.answer, review_close.answer)
      where r.idem_key = key and r.spent_at is null;
     get diagnostics closed = row_count;
 end $$;
 
--- Never reads the whole log: what is unfinished, expired or unpublished has an index, and beyond "enough" the rest is counted as
--- the server estimates it. What somebody has reset or rolled back, as its error says, is not counted as failed.
+-- Never reads the whole log: unfinished, expired and unpublished rows have an index, and beyond "enough" rows the total is the
+-- server's estimate. An operation that an operator has reset or rolled back (its error names the actor) is not counted as failed.
 create function holdfast.operation_health(stale double precision, enough int,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
-    out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint, out now double precision)
+    out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint,
+    out now double precision)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-    at timestamptz := clock_timestamp();  -- a clock that is asked row by row uses no index
+    at timestamptz := clock_timestamp();  -- a variable: a volatile function in the condition would prevent an index scan
 begin
     select count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
            count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < at - make_interval(secs => stale)),
            extract(epoch from at - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
            count(*) filter (where g.status = 'failure' and g.error not like '%"actor": %')
       into partial, orphaned, stale_partials, oldest, failed
-      from (select l.status, l.updated_at, l.error, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
+      from (select l.status, l.updated_at, l.error,
+                   l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
               from holdfast.idempotency_log l where l.status <> 'success' order by l.updated_at limit enough) g;
     select count(*) into operations from (select from holdfast.idempotency_log l limit enough) l;
     if operations = enough then
@@ -148,7 +151,7 @@ begin
     now := extract(epoch from at);
 end $$;
 
--- Which indexes the tables of operations have that can be used.
+-- The valid indexes on the tables of operations.
 create function holdfast.operation_indexes() returns table (name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -157,8 +160,9 @@ begin
            'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
 end $$;
 
-revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]), holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int),
-    holdfast.wal_settle(),
-    holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
+revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]),
+    holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int), holdfast.wal_settle(),
+    holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int),
+    holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

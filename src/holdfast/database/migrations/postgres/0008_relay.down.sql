@@ -1,7 +1,8 @@
 delete from holdfast.schema_version where version = 8;
 drop trigger relay_settle on holdfast.meta;
 drop function holdfast.relay_read(xid8, bigint, int), holdfast.relay_open(text, text, uuid),
-    holdfast.relay_begin(text, text, uuid, text), holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text, text), holdfast.relay_list(),
+    holdfast.relay_begin(text, text, uuid, text),
+    holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text, text), holdfast.relay_list(),
     holdfast.relay_parked(text, boolean, int), holdfast.relay_retry(text, text), holdfast.relay_remove(text), holdfast.relay_settle(),
     holdfast.wal_archive(text, text, text, int, text);
 drop index holdfast.outbox_key;

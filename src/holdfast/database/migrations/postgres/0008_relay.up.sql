@@ -1,5 +1,5 @@
--- Relays tell others what the log says. Where each has come to stands here, beside the log, and is moved only under the lease of that
--- relay: one that was superseded cannot move it, and after a failover or a restore the two still fit each other.
+-- Relays publish the log. The cursor of each is stored here, beside the log, and moves only under the lease of that relay: a
+-- superseded relay cannot move it, and after a failover or a restore cursor and log still match.
 
 create table holdfast.relay (
     name       text collate "C" primary key,
@@ -14,14 +14,12 @@ create table holdfast.relay (
     taken      text,
     check ((problem is null) = (since is null))
 );
-comment on column holdfast.relay.problem is 'why its sink takes nothing at present';
-comment on column holdfast.relay.told is 'events that its sink took, those that it was told twice counted twice';
+comment on column holdfast.relay.problem is 'why the sink accepts nothing at present';
+comment on column holdfast.relay.told is 'events that the sink accepted; an event that was sent twice counts twice';
+comment on column holdfast.relay.tries is 'by event, the failed tries since the cursor last moved, including those that a crash cut short';
+comment on column holdfast.relay.taken is 'an event that the sink accepted recently: a healthy sink accepts it again';
 
-comment on column holdfast.relay.tries is 'by event, how often it was tried since the cursor was moved last and not taken, whoever died of it';
-
-comment on column holdfast.relay.taken is 'an event that its sink took not long ago: one that is well takes it again';
-
--- What a sink refused although it takes others.
+-- Events that a sink refused although it accepts others.
 create table holdfast.parked (
     relay     text collate "C" not null references holdfast.relay on delete cascade,
     id        text collate "C" not null,
@@ -33,14 +31,15 @@ create table holdfast.parked (
     again     boolean not null default false,
     primary key (relay, id)
 );
-comment on column holdfast.parked.again is 'somebody wants it told again';
+comment on column holdfast.parked.again is 'an operator has asked for a retry';
 create index parked_key on holdfast.parked (idem_key);
 create index outbox_key on holdfast.outbox (idem_key);
 
--- Rows of the log in the order of wal_read, each with all that its events are made of: the log's columns, what was said of the
--- operation before if something ends here, and what it emitted.
+-- Rows of the log in the order of wal_read, each with everything its events need: the log's columns, the earlier entries of the
+-- operation if one ends here, and its outbox.
 create function holdfast.relay_read(after_horizon xid8, after_place bigint, most int)
-returns table (horizon xid8, place bigint, key text, number int, entries text, before text, outbox text, label text, pipeline text, task text, dataset text,
+returns table (horizon xid8, place bigint, key text, number int, entries text, before text, outbox text, label text, pipeline text,
+               task text, dataset text,
                operation text, checksum text, params_hash text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -49,7 +48,8 @@ begin
            case when w.number > 1 and w.entries ~ '"(success|failure|rollback|reset)"' then
                (select json_agg(b.entries order by b.number)::text from holdfast.wal b where b.idem_key = w.idem_key and b.number < w.number) end,
            case when w.entries like '%"success"%' then
-               (select json_agg(json_build_array(o.attempt, o.topic, o.payload) order by o.id)::text from holdfast.outbox o where o.idem_key = w.idem_key) end,
+               (select json_agg(json_build_array(o.attempt, o.topic, o.payload) order by o.id)::text
+                  from holdfast.outbox o where o.idem_key = w.idem_key) end,
            g.label, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash
       from holdfast.wal w left join holdfast.idempotency_log g on g.idem_key = w.idem_key
      where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
@@ -57,8 +57,8 @@ begin
      order by w.horizon, w.place limit most;
 end $$;
 
--- Where the relay stands, which is the beginning if there was none of that name. lag: how old the first is that it has not told,
--- be it one that relay_read does not show yet, because a transaction that may come before it is open.
+-- The cursor of the relay; a new relay starts at the beginning. lag: the age of the first unpublished row, even if relay_read
+-- does not return it yet because an open transaction may come before it.
 create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint, out tries text, out taken text,
     out lag double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -68,11 +68,12 @@ begin
     insert into holdfast.relay (name, horizon, place, told, fence, moved_at) values (relay_open.name, '0', 0, 0, 0, clock_timestamp())
         on conflict do nothing;
     select r.horizon, r.place, r.tries, r.taken into horizon, place, tries, taken from holdfast.relay r where r.name = relay_open.name;
-    select extract(epoch from clock_timestamp() - w.at) into lag from holdfast.wal w where (w.horizon, w.place) > (relay_open.horizon, relay_open.place)
+    select extract(epoch from clock_timestamp() - w.at) into lag from holdfast.wal w
+     where (w.horizon, w.place) > (relay_open.horizon, relay_open.place)
      order by w.horizon, w.place limit 1;
 end $$;
 
--- Before the sink is asked.
+-- Record the tries before the sink is called.
 create function holdfast.relay_begin(name text, lease text, token uuid, tries text)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -80,8 +81,8 @@ begin
     update holdfast.relay r set tries = relay_begin.tries where r.name = relay_begin.name;
 end $$;
 
--- Everything up to there is told, or parked. ended: [[key, attempt], …] of which nothing of what they emitted waits any more;
--- parked: [[id, key, event, problem, tries], …]; freed: ids that the sink took after all. problem: why nothing goes on.
+-- Move the cursor: everything up to it is published or parked. ended: [[key, attempt], …] whose outbox is fully published;
+-- parked: [[id, key, event, problem, tries], …]; freed: ids of parked events that the sink accepted. problem: why the relay is stuck.
 create function holdfast.relay_move(name text, lease text, token uuid, fence bigint, horizon xid8, place bigint, told bigint, ended text, parked text,
     freed text, problem text, tries text, taken text, out moved boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -90,7 +91,8 @@ begin
     perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_move.name then token end);
     update holdfast.relay r set horizon = relay_move.horizon, place = relay_move.place, told = r.told + relay_move.told, fence = relay_move.fence,
            moved_at = case when (r.horizon, r.place) = (relay_move.horizon, relay_move.place) then r.moved_at else clock_timestamp() end,
-           problem = relay_move.problem, tries = relay_move.tries, taken = coalesce(relay_move.taken, r.taken), since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
+           problem = relay_move.problem, tries = relay_move.tries, taken = coalesce(relay_move.taken, r.taken),
+           since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
      where r.name = relay_move.name;
     moved := found;
     update holdfast.outbox o set published_at = clock_timestamp() from json_array_elements(ended::json) e
@@ -101,14 +103,15 @@ begin
         on conflict (relay, id) do update set problem = excluded.problem, tries = holdfast.parked.tries + excluded.tries, again = false;
 end $$;
 
--- A backlog is counted as far as 100,000.
+-- Counts at most 100,000 rows of a backlog.
 create function holdfast.relay_list()
 returns table (name text, told bigint, fence bigint, moved_at double precision, problem text, since double precision, holder text, parked bigint,
                entries bigint, lag double precision, cursor text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select r.name, r.told, r.fence, extract(epoch from r.moved_at)::double precision, r.problem, extract(epoch from r.since)::double precision,
+    return query select r.name, r.told, r.fence, extract(epoch from r.moved_at)::double precision, r.problem,
+           extract(epoch from r.since)::double precision,
            (select l.holder from holdfast.lease l join holdfast.beat b on b.id = l.beat
              where l.name = '@relay:' || r.name and not b.dead and b.expires_at > clock_timestamp()),
            (select count(*) from holdfast.parked p where p.relay = r.name), w.waiting, coalesce(w.lag, 0), r.horizon || '/' || r.place
@@ -127,7 +130,7 @@ begin
       from holdfast.parked p where p.relay = relay_parked.name and (p.again or not only_again) order by p.parked_at, p.id limit most;
 end $$;
 
--- The relay is to tell it again, or all of them.
+-- Ask the relay to retry one parked event, or all of them.
 create function holdfast.relay_retry(name text, id text, out asked int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -136,7 +139,7 @@ begin
     get diagnostics asked = row_count;
 end $$;
 
--- Nobody waits for it any more. For operators: what it has not told it never will.
+-- For operators: remove a relay. It never publishes the rest, and archiving no longer waits for it.
 create function holdfast.relay_remove(name text, out removed int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -145,7 +148,7 @@ begin
     get diagnostics removed = row_count;
 end $$;
 
--- Before the rows of a restored log are numbered anew.
+-- Runs before wal_settle renumbers the rows of a restored log.
 create function holdfast.relay_settle() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -155,8 +158,8 @@ end $$;
 create trigger relay_settle after update on holdfast.meta for each row
     when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.relay_settle();
 
--- Put the whole chain of an operation away, but for the one row that says so; whoever calls it has the entries in safety.
--- state: archived | unpublished (its lineage is not told yet) | changed (it goes on, or has: "expected" is not its end).
+-- Replace the chain of an operation by one row that says it is archived; the caller has stored the entries elsewhere.
+-- state: archived | unpublished (its lineage is not published yet) | changed (it is running, or "expected" is not its end).
 create function holdfast.wal_archive(key text, expected text, pointer text, number int, entries text, out state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -164,7 +167,7 @@ declare
     last holdfast.wal;
 begin
     update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
-    if not found then  -- a request whose answer was lost comes once more
+    if not found then  -- perhaps a repeated request whose first reply was lost
         state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer)
                       then 'archived' else 'changed' end;
         return;

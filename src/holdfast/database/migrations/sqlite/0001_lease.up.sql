@@ -1,5 +1,5 @@
--- The durable lease in one file. Every script that writes runs inside BEGIN IMMEDIATE, so it is alone: what row locks
--- do on PostgreSQL, the single writer does here. The clock is the machine's (unixepoch('subsec') is NULL before 3.42).
+-- The durable lease in one file. Every script that writes runs inside BEGIN IMMEDIATE: SQLite's single writer replaces the
+-- row locks of PostgreSQL. The clock is the machine's (unixepoch('subsec') is NULL before 3.42).
 
 create table holdfast_schema_version (
     version    integer primary key,
@@ -7,7 +7,7 @@ create table holdfast_schema_version (
     applied_at real not null default ((julianday('now') - 2440587.5) * 86400.0)
 );
 
--- WAL mode may lose the last commits when the machine itself goes down: a new boot lifts the fence over all of them.
+-- WAL mode may lose the last commits when the machine goes down: after a new boot, fences start above all lost ones.
 create table holdfast_fence (one integer primary key check (one = 1), last integer not null, boot text);
 insert into holdfast_fence values (1, 0, null);
 
@@ -51,13 +51,13 @@ create table holdfast_history (
     reason      text
 );
 
--- The newest 10,000 stay, whoever writes; nobody may be there to purge. A line that begins with a semicolon: one that ends
--- with it would end the whole statement for whoever reads this file.
+-- Keep the newest 10,000 rows on insert: perhaps no process ever purges. The semicolon begins its line, because a semicolon at the
+-- end of a line ends the statement for the reader of this file.
 create trigger holdfast_history_trim after insert on holdfast_history when new.id % 100 = 0 begin
     delete from holdfast_history where id <= new.id - 10000
     ; end;
 
--- Leases whose beat lives: everything else is free for the taking.
+-- Leases whose beat is alive; every other name is free.
 create view holdfast_live as
 select l.name, l.holder, l.beat, l.token, l.fence, l.acquired_at, l.kept, b.ttl, b.expires_at, b.session_key, b.host, b.pid,
        json_patch(coalesce(b.info, '{}'), json_object('label', b.label, 'started', b.started, 'ttl', b.ttl)) as info,

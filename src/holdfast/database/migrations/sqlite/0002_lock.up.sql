@@ -1,4 +1,4 @@
--- A lock is the kernel's and needs no table. These are for the people who look.
+-- The kernel holds the locks, so they need no table. These tables give them names in listings.
 
 create table holdfast_lock_namespace (
     id   integer primary key check (id between 1 and 2147483646),

@@ -1,4 +1,4 @@
--- What operators do to others' work: who, why, what, and how it ended.
+-- What operators do to others' work: who, why, what, and the outcome.
 create table holdfast_audit (
     id       integer primary key,
     at       real not null,

@@ -1,8 +1,8 @@
 -- Compare-and-swap records, and the log of their changes. There is one writer at a time, so the places in the log, which
--- whoever writes draws, are in the order of the commits. Triggers log: a write is one statement, and two pages of the file.
+-- the writer draws, are in commit order. Triggers write the log: a write is one statement and two pages of the file.
 --
--- A version is its place and 20 random bits: a place that was rolled back is drawn again, and whoever was told a version in
--- that transaction must not match what somebody else has written since.
+-- A version is its place and 20 random bits: after a rollback the place is drawn again, and a client that read a version in
+-- the rolled-back transaction must not match the later write of another client.
 
 create table holdfast_object_version (one integer primary key check (one = 1), first integer not null);
 insert into holdfast_object_version values (1, 0);
@@ -29,7 +29,7 @@ create table holdfast_object_change (
     kind    text not null check (kind in ('created', 'updated', 'deleted'))
 );
 
--- The place drawn last: that of the newest change, or from where it is counted since the machine was started anew.
+-- The place drawn last: that of the newest change, or, after a boot, the place from which counting starts.
 create view holdfast_object_place as
 select max(first, coalesce((select max(version) from holdfast_object_change) >> 20, 0)) as last from holdfast_object_version;
 
@@ -42,7 +42,7 @@ create trigger holdfast_object_updated after update on holdfast_object begin
 create trigger holdfast_object_deleted after delete on holdfast_object begin
     insert into holdfast_object_change select (last + 1) << 20, old.type, old.id, 'deleted' from holdfast_object_place
     ; end;
--- The newest 100,000 changes stay, whatever they were.
+-- Keep the newest 100,000 changes.
 create trigger holdfast_object_trim after insert on holdfast_object_change when (new.version >> 20) & 1023 = 0 begin
     delete from holdfast_object_change where version < ((new.version >> 20) - 99999) << 20
     ; end;

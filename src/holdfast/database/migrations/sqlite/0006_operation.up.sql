@@ -1,5 +1,5 @@
--- Operations that take effect once: what became of each, and how it came to that. There is one writer at a time, so a
--- transaction needs no lock of its own; whoever has begun to write is alone.
+-- Operations that take effect once: the status of each, and its log. There is one writer at a time, so a transaction needs no
+-- lock of its own.
 
 create table holdfast_idempotency_log (
     idem_key       text primary key,
@@ -27,7 +27,8 @@ create table holdfast_idempotency_log (
     failures       integer not null
 );
 create index holdfast_idempotency_log_unfinished on holdfast_idempotency_log (updated_at) where status <> 'success';
-create index holdfast_idempotency_log_kin on holdfast_idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
+create index holdfast_idempotency_log_kin on holdfast_idempotency_log (dataset_id, operation_type, raw_checksum, params_hash)
+ where dataset_id is not null;
 
 create table holdfast_wal (
     id       integer primary key,

@@ -1,4 +1,4 @@
--- The log of operations as people keep it: what expires, and what was touched last, is found without reading all.
+-- Maintenance of the log of operations: find expired results and the latest rows without reading the whole log.
 create index holdfast_idempotency_log_expiring on holdfast_idempotency_log (expires_at) where result is not null and expires_at is not null;
 create index holdfast_idempotency_log_updated on holdfast_idempotency_log (updated_at);
 

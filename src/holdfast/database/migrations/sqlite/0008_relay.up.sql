@@ -1,4 +1,4 @@
--- Relays tell others what the log says. Where each has come to stands here, and only whoever runs it can move it.
+-- Relays publish the log. The cursor of each is stored here, and only the process that runs the relay can move it.
 create table holdfast_relay (
     name     text primary key,
     place    integer not null,
