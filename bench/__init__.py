@@ -1,1 +1,1 @@
-"""What a lease costs, as ratios to the least that any program would have to do: ``python -m bench``."""
+"""The cost of leases, locks and operations, as ratios to the minimum for any program: ``python -m bench``."""

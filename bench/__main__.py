@@ -1,4 +1,4 @@
-"""``python -m bench [NAME…] [--quick] [--json]``: all benchmarks, or the named ones, and a table of what they cost."""
+"""``python -m bench [NAME…] [--quick] [--json]``: run all benchmarks, or the named ones, and print a table of costs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bench.place import Place
 from holdfast.testing import available
 
 BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
-    each.__name__: each
-    for each in (
+    benchmark.__name__: benchmark
+    for benchmark in (
         costs.pair,
         costs.sqlite,
         costs.refused,
@@ -111,12 +111,12 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(BENCHMARKS)}, or locks, operations; all of them by default",
+        help=f"one of {', '.join(BENCHMARKS)}, or locks, operations; all by default",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="few rounds, on servers that all share: does it run at all?"
+        "--quick", action="store_true", help="few rounds on shared servers, only to see that the benchmarks run"
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     names = [each for name in arguments.names for each in FAMILIES.get(name, [name])]
     if unknown := [name for name in names if name not in BENCHMARKS]:

@@ -1,4 +1,4 @@
-"""What the figures should be. An aim is about a ratio within one run, so that it holds on any machine."""
+"""The targets of the benchmarks. An aim is a ratio within one run, so that it holds on any machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.measure import Result
 
 
 class Aim(NamedTuple):
-    """``variant`` costs at most ``most`` times what ``than`` costs; without it, what the first variant costs."""
+    """``variant`` takes at most ``most`` times as long as ``than``, or as the first variant if ``than`` is None."""
 
     benchmark: str
     variant: str
@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 
 WITHIN, ONCE = "operation(key, tx=conn).run(…)", "operation(key).run(…)"
-UNHEARD = "what of it is for telemetry that nobody hears"
+UNHEARD = "the part of it for telemetry without a listener"
 PAIR, ASYNC_PAIR = "with client.lock(name)", "async with client.lock(name)"
 
 AIMS = (
@@ -59,12 +59,12 @@ AIMS = (
 
 
 def judge(results: Iterable[Result]) -> list[Verdict]:
-    """Of those aims whose figures were taken."""
+    """The verdicts on those aims for which there are results."""
     ratios = {(each.benchmark, each.variant): each.ratio for each in results if each.ratio is not None}
-    found = []
+    verdicts = []
     for aim in AIMS:
         ours = ratios.get((aim.benchmark, aim.variant))
         base = 1.0 if aim.than is None else ratios.get((aim.benchmark, aim.than))
         if ours is not None and base is not None:
-            found.append(Verdict(aim, ours / base))
-    return found
+            verdicts.append(Verdict(aim, ours / base))
+    return verdicts

@@ -1,4 +1,4 @@
-"""What single calls cost: pairs, refusals, protection."""
+"""The cost of single calls: pairs, refusals, protection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAW = "(name text primary key, holder text, token {uuid} not null, fence bigint
 
 def pair(place: Place) -> list[Result]:
     """Acquire and release on PostgreSQL; 1.0 is a prepared insert and a prepared delete, each its own transaction."""
-    found = []
+    results = []
     for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
         url, bare_url = place.postgres_url(server), place.postgres_url(server, history=False)
         with asyncio.Runner() as loop:
@@ -30,9 +30,9 @@ def pair(place: Place) -> list[Result]:
                 ("AsyncClient", _async_pairs(loop, later)),
             ]
             rounds, times = place.effort.rounds(), place.effort.times(200)
-            found += compare(f"pair, {label}", variants, rounds=rounds, times=times)
+            results += compare(f"pair, {label}", variants, rounds=rounds, times=times)
             loop.run(later.close())
-    return found
+    return results
 
 
 def sqlite(place: Place) -> list[Result]:
@@ -57,30 +57,30 @@ def sqlite(place: Place) -> list[Result]:
             ("Client", _pairs(place.client(url))),
             ("AsyncClient", _async_pairs(loop, later)),
         ]
-        found = compare("pair, SQLite", variants, rounds=place.effort.rounds(), times=place.effort.times(400))
+        results = compare("pair, SQLite", variants, rounds=place.effort.rounds(), times=place.effort.times(400))
         loop.run(later.close())
-    return found
+    return results
 
 
 def refused(place: Place) -> list[Result]:
-    """An acquire that somebody else's lease refuses; 1.0 is a prepared select of one row by its primary key."""
-    effort, found = place.effort, []
+    """An acquire that is refused because the lease is held; 1.0 is a prepared select of one row by its primary key."""
+    effort, results = place.effort, []
     for label, url in (("PostgreSQL", place.postgres_url()), ("SQLite", place.sqlite_url("refused"))):
         holder, other = place.client(url), place.client(url)
         holder.lease(NAME, ttl=600).acquire()
 
         select = _raw_select(place, url) if label == "PostgreSQL" else _sqlite_select(place.sqlite(url))
         variants: list[tuple[str, Run]] = [("select", select), ("try_acquire() is None", _refusals(other))]
-        found += compare(f"refused, {label}", variants, rounds=effort.rounds(), times=effort.times(500))
-    return found
+        results += compare(f"refused, {label}", variants, rounds=effort.rounds(), times=effort.times(500))
+    return results
 
 
 def protect(place: Place) -> list[Result]:
-    """One insert in a transaction of the application's own connection; 1.0 is without protection."""
-    found = []
+    """One insert in a transaction on the application's own connection; 1.0 is without protection."""
+    results = []
     for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
-        found += _protect_postgres(place, label, server)
-    return found + _protect_sqlite(place)
+        results += _protect_postgres(place, label, server)
+    return results + _protect_sqlite(place)
 
 
 def _protect_postgres(place: Place, label: str, server: Postgres) -> list[Result]:

@@ -1,4 +1,4 @@
-"""The gateway over loopback: real replicas, a real driver, one PostgreSQL that flushes, all clients in one process."""
+"""The gateway over loopback: real replicas, a real driver, one PostgreSQL with fsync, all clients in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENTS = (1, 8, 32)
 REPLICAS = (1, 3)
 SECONDS = 1.5
 MOST = 5_000
-"""Requests of one client."""
+"""Requests per client."""
 PATIENCE = 60.0
 ROOT = Path(__file__).parent.parent
 ASKED = {
@@ -32,13 +32,13 @@ ASKED = {
     "sandbox write": "PATCH /sandboxes/{id}",
 }
 Asked = tuple[str, str, str, Any]
-"""An address, a method, a path, a body."""
+"""Address, method, path, body."""
 
 
 def gateway(place: Place) -> list[Result]:
-    """Reads and writes of hooks and sandboxes by 1, 8 and 32 clients, on one replica and on three; the lock's share."""
+    """Reads and writes of hooks and sandboxes by 1, 8 and 32 clients, on one and three replicas; the lock's share."""
     clients, fleets, seconds = ((1, 2), (1,), 0.1) if place.effort.quick else (CLIENTS, REPLICAS, SECONDS)
-    found: dict[tuple[str, int, int], _Round] = {}
+    rounds: dict[tuple[str, int, int], _Round] = {}
     crowded: dict[int, _Round] = {}
     with unpinned(), _Fleet(place) as fleet, _Load(seconds) as load:
         fleet.grow(fleets[0])
@@ -48,13 +48,13 @@ def gateway(place: Place) -> list[Result]:
             for what in ASKED:
                 for count in clients:
                     jobs = [fleet.asked(what, number) for number in range(count)]
-                    found[what, replicas, count] = load.run(jobs)
+                    rounds[what, replicas, count] = load.run(jobs)
             crowded[replicas] = load.run([fleet.asked("hook write", 0, of=number) for number in range(clients[1])])
-    return [*_table(found), *_shares(found, crowded, clients[1])]
+    return [*_table(rounds), *_shares(rounds, crowded, clients[1])]
 
 
 class _Round(NamedTuple):
-    """What all clients saw of one kind of request."""
+    """What all clients measured of one kind of request."""
 
     seconds: float
     taken: list[float]
@@ -69,29 +69,29 @@ class _Round(NamedTuple):
         }
 
 
-def _table(found: dict[tuple[str, int, int], _Round]) -> Iterator[Result]:
-    """The ratio is to the same figure of one client on one replica."""
+def _table(rounds: dict[tuple[str, int, int], _Round]) -> Iterator[Result]:
+    """The ratio is to the same figure with one client and one replica."""
     for what, request in ASKED.items():
         base: dict[str, float] = {}
-        for (kind, replicas, clients), seen in found.items():
+        for (kind, replicas, clients), seen in rounds.items():
             for figure, (value, unit) in seen.figures().items() if kind == what else ():
                 who = f"{_of(replicas, 'replica')}, {_of(clients, 'client')}: {figure}"
                 yield Result(f"gateway, {request}", who, value, unit, value / base.setdefault(figure, value))
 
 
-def _shares(found: dict[tuple[str, int, int], _Round], crowded: dict[int, _Round], crowd: int) -> Iterator[Result]:
-    """Where a hook's time goes. Means, because those of the parts add up to that of the whole."""
+def _shares(rounds: dict[tuple[str, int, int], _Round], crowded: dict[int, _Round], crowd: int) -> Iterator[Result]:
+    """Where the time of a hook goes. Means, because the means of the parts add up to the mean of the whole."""
     seen = {
-        f"{_of(replicas, 'replica')}, {_of(count, 'client')}": each
-        for (what, replicas, count), each in found.items()
+        f"{_of(replicas, 'replica')}, {_of(count, 'client')}": samples
+        for (what, replicas, count), samples in rounds.items()
         if what == "hook write"
     }
     seen |= {f"{_of(replicas, 'replica')}, {crowd} clients, one agent": each for replicas, each in crowded.items()}
-    for who, each in seen.items():
-        whole = fmean(each.taken)
+    for who, samples in seen.items():
+        whole = fmean(samples.taken)
         yield Result(f"gateway, a hook: {who}", "as the client sees it", whole, "s", 1.0)
         for part in ("lock", "unlock", "correlate", "work"):
-            took = fmean(one[part] for one in each.parts)
+            took = fmean(one[part] for one in samples.parts)
             yield Result(f"gateway, a hook: {who}", f"… {part}", took, "s", took / whole)
 
 
@@ -100,7 +100,7 @@ def _of(number: int, what: str) -> str:
 
 
 class _Fleet:
-    """Replicas on one database with one driver, which ends what it runs when it is ended."""
+    """Replicas on one database with one driver, which ends its sandboxes when it ends."""
 
     def __init__(self, place: Place) -> None:
         self._folder, self._url = place.folder, place.postgres_url(place.durable)
@@ -121,9 +121,9 @@ class _Fleet:
             self._addresses.append(self._started(f"replica-{len(self._addresses) + 1}", *options))
 
     def make_sandboxes(self, number: int) -> None:
-        """They are over at once, and their records at rest when we begin."""
-        for each in range(number):
-            self._ask("POST", "/sandboxes", {"id": f"bench-{each}", "argv": ["true"]})
+        """The sandboxes end at once, so that their records do not change during the measurement."""
+        for index in range(number):
+            self._ask("POST", "/sandboxes", {"id": f"bench-{index}", "argv": ["true"]})
         end = time.monotonic() + PATIENCE
         while any(each["phase"] != "Error" for each in self._ask("GET", "/sandboxes")["items"]):
             if time.monotonic() > end:
@@ -131,7 +131,7 @@ class _Fleet:
             time.sleep(0.1)
 
     def asked(self, what: str, client: int, *, of: int | None = None) -> Asked:
-        """What this client asks for; ``of``: which replica, unless they take turns."""
+        """The request of this client; ``of`` chooses the replica, by default in turn."""
         method, _, path = ASKED[what].partition(" ")
         address = self._addresses[(client if of is None else of) % len(self._addresses)]
         body = {
@@ -149,7 +149,7 @@ class _Fleet:
             return json.load(answer)
 
     def _started(self, name: str, *words: str) -> str:
-        """The address where it listens."""
+        """Start a process and return the address that it listens on."""
         return self._at_end.enter_context(_serving(name, self._folder, self._url, words))
 
 
@@ -166,7 +166,7 @@ def _serving(name: str, folder: Path, url: str, words: tuple[str, ...]) -> Itera
     try:
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{name} has not come up:\n{log.read_text(encoding='utf-8')}")
+            raise RuntimeError(f"{name} did not start:\n{log.read_text(encoding='utf-8')}")
         yield json.loads(line)["address"]
     finally:
         process.send_signal(signal.SIGTERM)
@@ -178,7 +178,7 @@ def _serving(name: str, folder: Path, url: str, words: tuple[str, ...]) -> Itera
 
 
 class _Load:
-    """The process of all clients."""
+    """The process that runs all clients."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -203,5 +203,5 @@ class _Load:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the clients gave up:\n{self._process.stderr.read()}")
+            raise RuntimeError(f"the client process failed:\n{self._process.stderr.read()}")
         return _Round(**json.loads(line))

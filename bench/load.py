@@ -1,7 +1,7 @@
-"""Clients that ask again as soon as they are answered: HTTP/1.1 over connections that stay open, and nothing more.
+"""Clients that send the next request as soon as they have the response: HTTP/1.1 over persistent connections.
 
-A process of its own, so that nothing else waits for it or keeps it waiting, and plain streams, because a library for
-HTTP would cost more than what is asked. A job a line on stdin, what came of it a line on stdout.
+A separate process, so that it neither blocks nor is blocked, and plain streams, because an HTTP library would take
+longer than the request. Reads one job per line from stdin, writes one result per line to stdout.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 _PART = re.compile(r"(\w+);dur=([\d.]+)")
 _WARM = 5
 _LEAST = 2
-"""Answers of each client, on however slow a machine: quantiles need as many."""
+"""Responses per client, even on a slow machine: quantiles need two."""
 WITHIN = 60.0
-"""Seconds that one answer may take."""
+"""Timeout of one response, in seconds."""
 
 
 class Client:
-    """Of one replica, with one connection; it asks for one thing, over and over."""
+    """A client of one replica, with one connection, that repeats one request."""
 
     def __init__(self, address: str, method: str, path: str, body: Any = None) -> None:
         self._host, self._port = urlsplit(address).hostname or "", urlsplit(address).port or 80
@@ -34,7 +34,7 @@ class Client:
         self._conditional, self._tag = method == "PATCH", "*"
         self.taken: list[float] = []
         self.parts: list[dict[str, float]] = []
-        """Where the server says that the time went, in seconds."""
+        """The server's own timing of each request (Server-Timing), in seconds."""
 
     async def run(self, seconds: float, most: int, begin: asyncio.Barrier) -> None:
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
@@ -51,7 +51,7 @@ class Client:
             self._writer.close()
 
     async def _ask(self) -> None:
-        """A record that is changed is named as the last answer left it: If-Match is that answer's ETag."""
+        """Send the request and read the response. A PATCH sends the ETag of the last response as If-Match."""
         head = self._head + (f"If-Match: {self._tag}\r\n" if self._conditional else "")
         began = perf_counter()
         self._writer.write(head.encode() + b"\r\n" + self._body)
@@ -67,16 +67,16 @@ class Client:
 
 
 async def run(clients: list[list[Any]], seconds: float, most: int) -> dict[str, Any]:
-    """All at once: ``seconds`` long, or until each has asked ``most`` times. RuntimeError at the first refusal."""
-    made, begin = [Client(*each) for each in clients], asyncio.Barrier(len(clients) + 1)
+    """Run all clients for ``seconds``, or until each has sent ``most`` requests. RuntimeError at the first refusal."""
+    workers, begin = [Client(*each) for each in clients], asyncio.Barrier(len(clients) + 1)
     async with asyncio.timeout(seconds + WITHIN), asyncio.TaskGroup() as group:
-        for each in made:
-            group.create_task(each.run(seconds, most, begin))
+        for worker in workers:
+            group.create_task(worker.run(seconds, most, begin))
         await begin.wait()
         began = perf_counter()
     lasted = perf_counter() - began
-    taken = [one for each in made for one in each.taken]
-    return {"seconds": lasted, "taken": taken, "parts": [one for each in made for one in each.parts]}
+    taken = [one for each in workers for one in each.taken]
+    return {"seconds": lasted, "taken": taken, "parts": [one for each in workers for one in each.parts]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long a lock is on its way to the next who waits for it: within a client, between clients, between processes."""
+"""How long a released lock takes to reach the next waiter: within a client, between clients, between processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = 16
 
 
 def lock_handover(place: Place) -> list[Result]:
-    """From one holder to the next: alone, after a pause, and in a line; 1.0 goes through the server."""
+    """From one holder to the next waiter: a single one, and a queue of 16; 1.0 goes through the server."""
     url = place.postgres_url()
     other = _Other(place, url)
     rounds, times = place.effort.rounds(), 2 if place.effort.quick else 8
@@ -38,11 +38,11 @@ def lock_handover(place: Place) -> list[Result]:
             (f"{LINE} tasks of one client", _in_line(loop, clients[:1] * LINE)),
             (f"{LINE} tasks, asyncio.Lock", _in_line(loop, [bare] * LINE)),
         ]
-        found = compare("lock hand-over, alone", alone, rounds=rounds, times=times)
-        found += compare("lock hand-over, in a line", line, rounds=rounds, times=times)
+        results = compare("lock hand-over, alone", alone, rounds=rounds, times=times)
+        results += compare("lock hand-over, in a line", line, rounds=rounds, times=times)
         for client in clients:
             loop.run(client.close())
-    return found
+    return results
 
 
 class _Locks(Protocol):
@@ -50,7 +50,7 @@ class _Locks(Protocol):
 
 
 class _Bare:
-    """One ``asyncio.Lock``, to be had as a client's: the least there is in one loop, without a database."""
+    """An ``asyncio.Lock`` with the interface of a client: the minimum within one loop, without a database."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -82,7 +82,7 @@ def _alone(loop: asyncio.Runner, holder: _Locks, other: _Locks) -> Run:
         for _ in range(times):
             grant = await holder.lock(NAME).acquire()
             waiting = asyncio.create_task(wait())
-            await asyncio.sleep(0.02)  # it stands in line by now
+            await asyncio.sleep(0.02)  # long enough for the task to wait
             released_at = time.perf_counter()
             await grant.release()
             taken.append(await waiting - released_at)
@@ -93,7 +93,7 @@ def _alone(loop: asyncio.Runner, holder: _Locks, other: _Locks) -> Run:
 
 def _in_line(loop: asyncio.Runner, clients: Sequence[_Locks]) -> Run:
     async def through_the_line(times: int) -> float:
-        """One after another as they entered; the median of a line."""
+        """The waiters get the lock in the order of arrival; returns the median hand-over."""
         taken: list[float] = []
 
         async def take(client: _Locks) -> None:
@@ -102,7 +102,7 @@ def _in_line(loop: asyncio.Runner, clients: Sequence[_Locks]) -> Run:
 
         grant = await clients[0].lock(NAME).acquire()
         waiting = [asyncio.create_task(take(client)) for client in clients]
-        await asyncio.sleep(0.1)  # all of them stand in line by now
+        await asyncio.sleep(0.1)  # long enough for all tasks to wait
         await grant.release()
         await asyncio.gather(*waiting)
         return median(later - earlier for earlier, later in pairwise(taken)) * times
@@ -111,7 +111,7 @@ def _in_line(loop: asyncio.Runner, clients: Sequence[_Locks]) -> Run:
 
 
 class _Other:
-    """Another process that waits for the lock, takes it, says when, and gives it back."""
+    """Another process that waits for the lock, acquires it, reports the time, and releases it."""
 
     def __init__(self, place: Place, url: str) -> None:
         self._client = place.client(url)
@@ -130,14 +130,14 @@ class _Other:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
             self._process.stdout.readline()
-            time.sleep(0.02)  # it stands in line by now
+            time.sleep(0.02)  # long enough for the process to wait
             released_at = time.monotonic()
             grant.release()
             taken.append(float(self._process.stdout.readline()) - released_at)
         return median(taken) * times
 
 
-def _wait_and_tell(url: str) -> None:
+def _wait_and_report(url: str) -> None:
     with holdfast.Client(url) as client:
         for _ in sys.stdin:
             print("asking", flush=True)
@@ -147,4 +147,4 @@ def _wait_and_tell(url: str) -> None:
 
 
 if __name__ == "__main__":
-    _wait_and_tell(sys.argv[1])
+    _wait_and_report(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What an advisory lock costs: pairs, many tasks, many held, memory. ``python -m bench locks`` runs them all."""
+"""The cost of an advisory lock: pairs, many tasks, many held, memory. ``python -m bench locks`` runs them all."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NAME = "bench"
 TASKS = 32
 MANY = 10_000
 ROOMY = {"max_locks_per_transaction": 512, "max_connections": 150}
-"""Half of the server's lock table is more than 10,000."""
+"""Half of the server's lock table has room for more than 10,000 locks."""
 
 
 def lock_pair(place: Place) -> list[Result]:
-    """Lock and unlock what nobody else wants; 1.0 is the same as two prepared statements through pgconn."""
+    """Lock and unlock without contention; 1.0 is two prepared statements through pgconn."""
     url = place.postgres_url()
     with asyncio.Runner() as loop, asyncio.Runner(loop_factory=_uvloop()) as fast_loop:
         clients, [bare] = [holdfast.AsyncClient(url) for _ in "12"], loop.run(rivals.bare_connections(url, 1))
@@ -36,15 +36,15 @@ def lock_pair(place: Place) -> list[Result]:
             ("prepared pair through pgconn, awaited", _bare_pairs(loop, bare)),
             *rivals.others(place, url),
         ]
-        found = compare("lock pair", variants, rounds=place.effort.rounds(), times=place.effort.times(400))
+        results = compare("lock pair", variants, rounds=place.effort.rounds(), times=place.effort.times(400))
         for runner, client in zip((loop, fast_loop), clients, strict=True):
             runner.run(client.close())
         bare.close()
-    return found
+    return results
 
 
 def lock_tasks(place: Place) -> list[Result]:
-    """Pairs of 32 tasks at once, each on a key of its own; 1.0 is a connection each, with prepared statements."""
+    """Pairs of 32 concurrent tasks, each on its own key; 1.0 is one connection per task, with prepared statements."""
     url = place.postgres_url()
     with asyncio.Runner() as loop:
         client = holdfast.AsyncClient(url)
@@ -60,17 +60,18 @@ def lock_tasks(place: Place) -> list[Result]:
             (f"{TASKS} connections, asyncpg", _at_once(loop, lambda task: rivals.asyncpg_pair(theirs[task], task))),
             ("one AsyncClient", _at_once(loop, ours)),
         ]
-        found = compare(f"lock, {TASKS} tasks", variants, rounds=place.effort.rounds(), times=place.effort.times(6400))
+        rounds, times = place.effort.rounds(), place.effort.times(6400)
+        results = compare(f"lock, {TASKS} tasks", variants, rounds=rounds, times=times)
         loop.run(client.close())
         for connection in bare:
             connection.close()
-        for each in theirs:
-            loop.run(each.close())
-    return found
+        for connection in theirs:
+            loop.run(connection.close())
+    return results
 
 
 def lock_held(place: Place) -> list[Result]:
-    """A pair while 10,000 locks are held; 1.0 is while none is."""
+    """A pair while 10,000 locks are held; 1.0 is while no lock is held."""
     number = place.effort.times(MANY)
     few, many = (_holding(place, count) for count in (0, number))
     variants: list[tuple[str, Run]] = [("none held", _pairs(few)), (f"{number:,} held", _pairs(many))]
@@ -78,7 +79,7 @@ def lock_held(place: Place) -> list[Result]:
 
 
 def lock_memory(place: Place) -> list[Result]:
-    """Resident memory of a process for each lock that it holds."""
+    """Resident memory of a process per lock that it holds."""
     if not Path("/proc/self/statm").exists():
         return []
     number = place.effort.times(MANY)
@@ -104,7 +105,7 @@ def _roomy(place: Place) -> Postgres:
 
 
 def _holding(place: Place, number: int) -> holdfast.Client:
-    """A client that holds so many, on a server of its own."""
+    """A client that holds ``number`` locks, on its own server."""
     client = holdfast.Client(place.postgres_url(_roomy(place)), lock_sessions=50)
     place.keep(client)
     place.grants += [client.lock(("held", each)).acquire() for each in range(number)]
@@ -138,7 +139,7 @@ def _bare_pairs(loop: asyncio.Runner, bare: rivals.Bare) -> Run:
 
 
 def _at_once(loop: asyncio.Runner, pair: Callable[[int], Awaitable[None]]) -> Run:
-    """So many pairs in all, by all tasks together."""
+    """All tasks together do ``times`` pairs."""
 
     async def work(task: int, times: int) -> None:
         for _ in range(times):

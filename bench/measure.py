@@ -1,7 +1,7 @@
-"""Rounds of every variant in turn, medians, ratios within a round: what a noisy machine leaves of a measurement.
+"""Measurement on a noisy machine: every variant in turn, medians, ratios within a round.
 
-A ratio is taken between neighbours of the same round and the median of those is reported, so a slow minute of the
-machine slows both sides. Absolute times belong to the machine they were measured on.
+A ratio compares neighbours of the same round, and the median of the ratios is reported, so that a slow minute of the
+machine slows both sides. Absolute times are valid only for the machine they were measured on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from time import perf_counter
 
 Run = Callable[[int], float | None]
-"""Does it so many times. Returns the seconds for all of them, or None to be timed from outside."""
+"""Runs the variant so many times. Returns the seconds for all of them, or None if the caller shall measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Result:
     unit: str
     ratio: float | None = None
     aim: str = ""
-    """What it should be, in words; without, nobody has said."""
+    """The target as text, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Effort:
 
 
 def pin() -> int | None:
-    """Put this process, and every server it starts from now on, on one core: otherwise luck decides about wake-ups."""
+    """Pin this process, and every server it starts, to one core: otherwise the cost of wake-ups depends on chance."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     core = max(os.sched_getaffinity(0))
@@ -54,7 +54,7 @@ def pin() -> int | None:
 
 @contextlib.contextmanager
 def unpinned() -> Iterator[None]:
-    """On all cores there are, and what is started here, too: for servers that are there to work side by side."""
+    """Use all cores, for this process and those it starts: for servers that run concurrently."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -70,11 +70,11 @@ def unpinned() -> Iterator[None]:
 def compare(
     benchmark: str, variants: Iterable[tuple[str, Run]], *, rounds: int, times: int, aim: str = ""
 ) -> list[Result]:
-    """Seconds for one of each; the first variant is 1.0, and the others have the ``aim``."""
+    """Seconds per run of each variant; the first variant is 1.0, and the others have the ``aim``."""
     runs = list(variants)
     taken: dict[str, list[float]] = {name: [] for name, _ in runs}
     for _, run in runs:
-        run(max(2, times // 10))  # statements prepared, pages read
+        run(max(2, times // 10))  # warm up: prepare statements, read pages
     for number in range(rounds):
         turn = number % len(runs)
         for name, run in runs[turn:] + runs[:turn]:
@@ -86,10 +86,10 @@ def compare(
         Result(
             benchmark,
             name,
-            median(each),
+            median(samples),
             "s",
-            median(seconds / least for seconds, least in zip(each, base, strict=True)),
-            "" if each is base else aim,
+            median(seconds / least for seconds, least in zip(samples, base, strict=True)),
+            "" if samples is base else aim,
         )
-        for name, each in taken.items()
+        for name, samples in taken.items()
     ]

@@ -1,4 +1,4 @@
-"""What objects and electors cost: single writes and reads, and how long nobody leads."""
+"""The cost of objects and electors: single writes and reads, and the time without a leader."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _GET = f"select {_RECORD} from raw where type = {{0}} and id = {{0}}"
 
 
 class Raw(NamedTuple):
-    """What somebody would write by hand, through the engine's own driver, for the same answer: one statement that
-    compares and swaps and commits by itself, as durable as ours, and a record whose payload, labels and times are read.
-    As it is, with a log of changes, and on asyncio through psycopg's AsyncConnection, or sqlite3 in a thread."""
+    """The same, written by hand with the engine's own database driver: one statement that compares, swaps and commits,
+    as durable as ours, and a record whose payload, labels and times are parsed. Without a log of changes, with one
+    (``logged``), and on asyncio with psycopg's AsyncConnection or sqlite3 in a thread (``later_``)."""
 
     put: Run
     logged: Run
@@ -50,23 +50,23 @@ class Raw(NamedTuple):
 
 
 def objects(place: Place) -> list[Result]:
-    """put_if and get; 1.0 is an update and a select of one row through psycopg or sqlite3, and no log of changes."""
-    found = []
+    """put_if and get; 1.0 is an update and a select of one row through psycopg or sqlite3, without a log of changes."""
+    results = []
     with asyncio.Runner() as loop:
         for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
             url = place.postgres_url(server)
-            found += _compared(place, loop, label, url, _psycopg(place, loop, url))
+            results += _compared(place, loop, label, url, _psycopg(place, loop, url))
         for label, folder in (("SQLite", place.folder), ("SQLite in memory", place.memory)):
-            found += _compared(
+            results += _compared(
                 place, loop, label, f"sqlite:///{folder}/objects.db", _sqlite(place, f"{folder}/raw-objects.db")
             )
-    return found
+    return results
 
 
 def _compared(place: Place, loop: asyncio.Runner, label: str, url: str, raw: Raw) -> list[Result]:
     client, later = place.client(url), holdfast.AsyncClient(url)
     rounds, times = place.effort.rounds(), place.effort.times(200)
-    found: list[Result] = []
+    results: list[Result] = []
     for benchmark, variants in {
         f"put_if, {label}": [
             ("update", raw.put), ("update, and a line in a log", raw.logged), ("Client", _puts(client)),
@@ -79,13 +79,13 @@ def _compared(place: Place, loop: asyncio.Runner, label: str, url: str, raw: Raw
             ("select", _on(loop, raw.later_get)), ("AsyncClient", _on(loop, _async_gets(later))),
         ],
     }.items():  # fmt: skip
-        found += compare(benchmark, variants, rounds=rounds, times=times)
+        results += compare(benchmark, variants, rounds=rounds, times=times)
     loop.run(later.close())
-    return found
+    return results
 
 
 def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
-    """The driver itself reads labels and times."""
+    """psycopg itself parses labels and times."""
     import psycopg
 
     connection = place.psycopg(url)
@@ -100,16 +100,16 @@ def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
     )
     aside = loop.run(psycopg.AsyncConnection.connect(url, autocommit=True))
     place.at_end(lambda: asyncio.run(aside.close()))
-    known = [1]
+    version = [1]
 
     def keep(row: Any) -> None:
-        assert row is not None, "somebody else has written it"
-        known[0] = row[3]
+        assert row is not None, "another process has written the row"
+        version[0] = row[3]
 
     def puts(statement: str) -> Run:
         def run(times: int) -> None:
             for _ in range(times):
-                keep(connection.execute(statement, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone())
+                keep(connection.execute(statement, (json.dumps(PAYLOAD), "box", "b-1", version[0])).fetchone())
 
         return run
 
@@ -119,7 +119,7 @@ def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
 
     async def later_puts(times: int) -> None:
         for _ in range(times):
-            cursor = await aside.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0]))
+            cursor = await aside.execute(put, (json.dumps(PAYLOAD), "box", "b-1", version[0]))
             keep(await cursor.fetchone())
 
     async def later_gets(times: int) -> None:
@@ -139,17 +139,17 @@ def _sqlite(place: Place, file: str) -> Raw:
     connection.execute(_LOG.format(serial="integer primary key"))
     put = _PUT.format("?", now="(julianday('now') - 2440587.5) * 86400.0")
     get = _GET.format("?")
-    known = [1]
+    version = [1]
     thread = ThreadPoolExecutor(1)
     place.at_end(thread.shutdown)
 
     def update() -> Any:
-        row = connection.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone()
-        assert row is not None, "somebody else has written it"
+        row = connection.execute(put, (json.dumps(PAYLOAD), "box", "b-1", version[0])).fetchone()
+        assert row is not None, "another process has written the row"
         return row
 
     def keep(row: Any) -> None:
-        known[0] = row[3]
+        version[0] = row[3]
         read(row)
 
     def read(row: Any) -> Any:
@@ -188,11 +188,11 @@ def _sqlite(place: Place, file: str) -> Raw:
 
 
 def _puts(client: holdfast.Client) -> Run:
-    known = [client.objects.put_if("box", "b-1", PAYLOAD, holdfast.Unconditional()).version]
+    version = [client.objects.put_if("box", "b-1", PAYLOAD, holdfast.Unconditional()).version]
 
     def run(times: int) -> None:
         for _ in range(times):
-            known[0] = client.objects.put_if("box", "b-1", PAYLOAD, holdfast.MatchVersion(known[0])).version
+            version[0] = client.objects.put_if("box", "b-1", PAYLOAD, holdfast.MatchVersion(version[0])).version
 
     return run
 
@@ -205,9 +205,9 @@ def _gets(client: holdfast.Client) -> Run:
     return run
 
 
-def _on(loop: asyncio.Runner, each: Later) -> Run:
+def _on(loop: asyncio.Runner, variant: Later) -> Run:
     def run(times: int) -> None:
-        loop.run(each(times))
+        loop.run(variant(times))
 
     return run
 
@@ -230,7 +230,7 @@ def _async_gets(client: holdfast.AsyncClient) -> Later:
 
 
 def elector(place: Place) -> list[Result]:
-    """How long nobody leads: resign(), and kill -9, with failover="session" and with a TTL of 2 s (1.0)."""
+    """The time without a leader: resign(), and kill -9, with failover="session" and with a TTL of 2 s (1.0)."""
     times = place.effort.rounds(7)
     variants = {
         "kill -9, ttl=2": (2.0, "ttl", signal.SIGKILL, "PostgreSQL"),
@@ -239,49 +239,49 @@ def elector(place: Place) -> list[Result]:
         "kill -9, SQLite": (60.0, "ttl", signal.SIGKILL, "SQLite"),
         "resign(), SQLite": (60.0, "ttl", signal.SIGTERM, "SQLite"),
     }
-    found: dict[str, list[float]] = {}
+    gaps: dict[str, list[float]] = {}
     urls = {"PostgreSQL": place.postgres_url(), "SQLite": place.sqlite_url("elector")}
     for label, (ttl, failover, ending, engine) in variants.items():
         name = label.replace(" ", "-")
-        found[label] = [_gap(urls[engine], f"{name}-{number}", ttl, failover, ending) for number in range(times)]
-    base = median(found["kill -9, ttl=2"])
+        gaps[label] = [_gap(urls[engine], f"{name}-{number}", ttl, failover, ending) for number in range(times)]
+    base = median(gaps["kill -9, ttl=2"])
     aims = {label: "10 ms" if label.startswith("resign") else "100 ms" for label in variants if "ttl=2" not in label}
     return [
-        Result("elector", label, median(each), "s", median(each) / base, aims.get(label, ""))
-        for label, each in found.items()
+        Result("elector", label, median(seconds), "s", median(seconds) / base, aims.get(label, ""))
+        for label, seconds in gaps.items()
     ]
 
 
 def _gap(url: str, name: str, ttl: float, failover: str, ending: signal.Signals) -> float:
-    """From the signal to the leader until the other process has begun to work."""
+    """Seconds from the signal to the leader until the other process starts its work."""
     command = [sys.executable, "-m", "bench.objects", url, name, str(ttl), failover]
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, cwd=Path(__file__).parent.parent) for _ in range(2)
-    ]  # no buffer: what is in it select() would not see
+    ]  # unbuffered: select() does not see data in a buffer
     try:
-        for each in running:
-            assert each.stdout is not None
-            assert each.stdout.readline() == b"ready\n"
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
         leader = next(iter(_speaking(running)))
-        other = next(each for each in running if each is not leader)
+        other = next(process for process in running if process is not leader)
         assert leader.stdout is not None
         assert other.stdout is not None
         leader.stdout.readline()
-        time.sleep(0.3)  # the other one stands by
+        time.sleep(0.3)  # long enough for the other process to stand by
         at = time.monotonic()
         leader.send_signal(ending)
         return float(other.stdout.readline()) - at
     finally:
-        for each in running:
+        for process in running:
             with suppress(ProcessLookupError):
-                each.kill()
-            each.communicate()
+                process.kill()
+            process.communicate()
 
 
 def _speaking(running: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    pipes = [each.stdout for each in running if each.stdout is not None]
+    pipes = [process.stdout for process in running if process.stdout is not None]
     readable, _, _ = select.select(pipes, [], [], 30)
-    return [each for each in running if each.stdout in readable]
+    return [process for process in running if process.stdout in readable]
 
 
 def _lead(url: str, name: str, ttl: float, failover: Any) -> None:

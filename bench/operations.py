@@ -1,4 +1,4 @@
-"""Operations: what it costs to have an effect once, beside the bare transaction and, where it is installed, DBOS."""
+"""The cost of an operation, beside the bare transaction and, if it is installed, DBOS."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BATCH = 1000
 
 
 def operation(place: Place) -> list[Result]:
-    """One insert of the application's own that takes effect once; 1.0 is the bare transaction."""
-    found = []
+    """One insert of the application that takes effect once; 1.0 is the bare transaction."""
+    results = []
     for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
         url = place.postgres_url(server)
         connection, client, keys = place.psycopg(url), place.client(url), map(str, itertools.count())
@@ -41,15 +41,15 @@ def operation(place: Place) -> list[Result]:
         ]
         rounds, times = place.effort.rounds(), place.effort.times(100)
         if server is place.fast:
-            found += compare(f"operation, {label}", variants, rounds=rounds, times=times)
+            results += compare(f"operation, {label}", variants, rounds=rounds, times=times)
             continue
         with workflows.variants(url, workflows.transaction) as more:
-            found += compare(f"operation, {label}", variants + more, rounds=rounds, times=times)
-    return found + _sqlite(place)
+            results += compare(f"operation, {label}", variants + more, rounds=rounds, times=times)
+    return results + _sqlite(place)
 
 
 def replayed(place: Place) -> list[Result]:
-    """An operation that was done before; 1.0 is a select on a connection of psycopg's, which is one round trip."""
+    """An operation that is already done; 1.0 is a select on a psycopg connection, which is one round trip."""
     url = place.postgres_url()
     client, connection = place.client(url), place.psycopg(url)
     client.operation("k").run(lambda: {"rows": 1})
@@ -69,7 +69,7 @@ def replayed(place: Place) -> list[Result]:
 
 
 def operation_batch(place: Place) -> list[Result]:
-    """run_many in batches of 1,000 that do nothing, for one; 1.0 is one at a time."""
+    """run_many in batches of 1,000 empty operations, per operation; 1.0 is one at a time."""
     url = place.postgres_url()
     client, numbers = place.client(url), itertools.count()
 
@@ -97,8 +97,7 @@ def runs(client: holdfast.Client, keys: Any, effect: Callable[[], object], tx: A
 
 
 def _seconds_of_many(client: holdfast.Client, keys: list[str]) -> tuple[float, float]:
-    """All of it; and that part in which keys are claimed: until the first function of a batch is called, from the
-    beginning or the end of the batch before."""
+    """Seconds for everything, and for claiming the keys: from the start of each batch to its first function call."""
     began = since = perf_counter()
     claiming, waits = 0.0, True
 

@@ -1,4 +1,4 @@
-"""Where the benchmarks run: servers and files made on first use, gone at the end."""
+"""The servers and files of the benchmarks, created on first use and deleted at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place:
         self.effort = effort
         self._at_end = ExitStack()
         self.grants: list[object] = []
-        """What is to be held for as long as the place is there."""
+        """Grants to hold until the end."""
 
     @cached_property
     def folder(self) -> Path:
@@ -38,18 +38,18 @@ class Place:
 
     @cached_property
     def memory(self) -> Path:
-        """Where the system has files in memory: to flush them costs nothing, and what is left is the processor's."""
+        """A folder in memory, if the system has one: a flush is free there, so only processor time counts."""
         folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
         return Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=folder)))
 
     @cached_property
     def fast(self) -> Postgres:
-        """fsync off: what is left is the work of the processor."""
+        """fsync off: only processor time counts."""
         return self._at_end.enter_context(Postgres.create())
 
     @cached_property
     def durable(self) -> Postgres:
-        """On a disk: where servers of tests live in memory, a flush would cost nothing. Quick ones share the other."""
+        """On a disk: test servers may live in memory, where a flush is free. A quick run uses ``fast`` instead."""
         if self.effort.quick:
             return self.fast
         folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
@@ -57,7 +57,7 @@ class Place:
         return self._at_end.enter_context(Postgres.create(folder / "server", durable=True))
 
     def postgres_url(self, server: Postgres | None = None, *, history: bool = True) -> str:
-        """A fresh, migrated database; without history, one whose releases leave no row behind."""
+        """A fresh, migrated database; with ``history=False``, releases write no history row."""
         url = (server or self.fast).database()
         with holdfast.Client(url) as client:
             client.migrate()
@@ -72,12 +72,12 @@ class Place:
         return self._at_end.enter_context(holdfast.Client(url))
 
     def keep(self, thing: Kept) -> Kept:
-        """Until the end, where it is closed."""
+        """Close it at the end."""
         self._at_end.callback(thing.close)
         return thing
 
     def at_end(self, end: Callable[[], object]) -> None:
-        """The last one first."""
+        """Call it at the end, in reverse order."""
         self._at_end.callback(end)
 
     def psycopg(self, url: str) -> Any:
@@ -109,6 +109,6 @@ def _forget_history(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute("select pg_get_functiondef('holdfast.lease_end'::regproc)").fetchone()
         assert row is not None
-        text, found = re.subn(r"insert into holdfast\.history\b.*?;", "null;", row[0], flags=re.DOTALL)
-        assert found == 1, "holdfast.lease_end has changed"
+        text, count = re.subn(r"insert into holdfast\.history\b.*?;", "null;", row[0], flags=re.DOTALL)
+        assert count == 1, "holdfast.lease_end has changed"
         connection.execute(text.encode())

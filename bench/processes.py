@@ -1,4 +1,4 @@
-"""What whole processes see: heartbeats of many leases, hand-over, start-up, memory."""
+"""The cost per process: heartbeats of many leases, hand-over, start-up, memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def heartbeat(place: Place) -> list[Result]:
     count = f"{len(many.grants):,} leases"
     rounds = place.effort.rounds(9)
     variants: list[tuple[str, Run]] = [("1 lease", few.in_server), (count, many.in_server)]
-    found = compare("heartbeat, in the server", variants, rounds=rounds, times=50)
+    results = compare("heartbeat, in the server", variants, rounds=rounds, times=50)
     variants = [("1 lease", few.in_keeper), (count, many.in_keeper)]
-    return found + compare("heartbeat, in the keeper", variants, rounds=rounds, times=20)
+    return results + compare("heartbeat, in the keeper", variants, rounds=rounds, times=20)
 
 
 class _Beating:
-    """A process's worth of leases on a database of their own, renewed a hundred times a second."""
+    """The leases of one process, on their own database, renewed a hundred times a second."""
 
     def __init__(self, place: Place, number: int) -> None:
         url = place.postgres_url()
@@ -52,7 +52,7 @@ class _Beating:
         keeper._renew = timed
 
     def in_server(self, times: int) -> float:
-        """As the server itself counts it."""
+        """As the server measures it."""
         total = 0.0
         for _ in range(times):
             [[plan]] = self._connection.execute(
@@ -62,7 +62,7 @@ class _Beating:
         return total
 
     def in_keeper(self, times: int) -> float:
-        """From the keeper's decision to ask until it has drawn its conclusions."""
+        """From the start of a renewal until the keeper has processed the result."""
         before = len(self._taken)
         while len(self._taken) < before + times:
             time.sleep(0.005)
@@ -70,7 +70,7 @@ class _Beating:
 
 
 def handover(place: Place) -> list[Result]:
-    """From the call of release() in one process until another that waits has the lease; 1.0 is asking every 100 ms."""
+    """From release() in one process until a waiting process has the lease; 1.0 is polling every 100 ms."""
     urls = {"PostgreSQL": place.postgres_url(), "SQLite": place.sqlite_url("handover")}
     waiters = [
         _Waiter(place, "try_acquire() every 100 ms", urls["PostgreSQL"], poll=POLL),
@@ -85,7 +85,7 @@ def handover(place: Place) -> list[Result]:
 
 
 class _Waiter:
-    """Another process that waits for the lease, takes it, says when, and gives it back."""
+    """Another process that waits for the lease, acquires it, reports the time, and releases it."""
 
     def __init__(self, place: Place, label: str, url: str, poll: float = 0.0) -> None:
         self.label, self._lease = label, place.client(url).lease(f"handover {poll}", ttl=30, timeout=30)
@@ -102,7 +102,7 @@ class _Waiter:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
             self._process.stdout.readline()
-            time.sleep(random.uniform(0.03, 0.03 + POLL))  # it waits by now, and is somewhere between two polls
+            time.sleep(random.uniform(0.03, 0.03 + POLL))  # it waits now, at a random point between two polls
             released_at = time.monotonic()
             grant.release()
             total += json.loads(self._process.stdout.readline()) - released_at
@@ -113,7 +113,7 @@ class _Waiter:
         self._process.communicate()
 
 
-def _wait_and_tell(url: str, poll: float) -> None:
+def _wait_and_report(url: str, poll: float) -> None:
     import holdfast
 
     with holdfast.Client(url) as client:
@@ -130,7 +130,7 @@ def _wait_and_tell(url: str, poll: float) -> None:
 
 
 def start(place: Place) -> list[Result]:
-    """A new interpreter until it is done; 1.0 is `python -c pass`."""
+    """A new interpreter until it exits; 1.0 is `python -c pass`."""
     url = place.sqlite_url("start")
     texts = {
         "python -c pass": "pass",
@@ -154,7 +154,7 @@ def start(place: Place) -> list[Result]:
         return run
 
     def until_started(times: int) -> None:
-        """The clock stops when the command has said a word, not when everything is over."""
+        """The clock stops at the first output of the command, not when the process exits."""
         for _ in range(times):
             process = subprocess.Popen([*holdfast_run, "echo", "."], stdout=subprocess.PIPE, env=compiled)
             assert process.stdout is not None
@@ -172,7 +172,7 @@ def start(place: Place) -> list[Result]:
 
 
 def memory(place: Place) -> list[Result]:
-    """Resident memory of a process for each lease that it holds, and what the server keeps for it."""
+    """Resident memory of a process per lease that it holds, and the size of its row on the server."""
     number = place.effort.times(MANY)
     url = place.postgres_url()
     code = (
@@ -199,4 +199,4 @@ def memory(place: Place) -> list[Result]:
 
 
 if __name__ == "__main__":
-    _wait_and_tell(sys.argv[1], float(sys.argv[2]))
+    _wait_and_report(sys.argv[1], float(sys.argv[2]))

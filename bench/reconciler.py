@@ -1,4 +1,4 @@
-"""What a sweep costs: records that are true already, records that all have to be written, and four replicas at once."""
+"""The cost of a sweep: records that are up to date, records that all have to be written, four replicas at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLICAS = 4
 
 
 class SlowDriver:
-    """Has a backend for every record, and takes 5 ms for an answer."""
+    """Has a backend for every record, and takes 5 ms to answer."""
 
     def __init__(self, count: int, word: str) -> None:
         ready = holdfast.BackendCondition("Ready", True, word)
@@ -45,23 +45,23 @@ def _id(number: int) -> str:
 
 
 def sweep(place: Place) -> list[Result]:
-    """A sweep with a driver that answers in 5 ms, on PostgreSQL; 1.0 is 10,000 records that are true already."""
+    """A sweep with a driver that answers in 5 ms, on PostgreSQL; 1.0 is 10,000 records that are up to date."""
     few, many = (50, 200) if place.effort.quick else (10_000, 100_000)
     url = place.postgres_url()
     written, true = asyncio.run(_alone(url, few, "A"))
     replicas, shards = (2, 4) if place.effort.quick else (REPLICAS, SHARDS)
     shared = _together(url, few, "B", replicas, shards)
     more_written, more_true = asyncio.run(_alone(url, many, "C"))
-    found = {
+    timings = {
         f"{few:,} records, all true": true,
         f"{few:,} records, all to be written": written,
         f"{few:,} records, all to be written, {replicas} replicas with shards": shared,
         f"{many:,} records, all true": more_true,
         f"{many:,} records, all to be written": more_written,
     }
-    aim = {label: "5 s" for label in found if label.startswith(f"{few:,}")}
+    aim = {label: "5 s" for label in timings if label.startswith(f"{few:,}")}
     return [
-        Result("sweep", label, seconds, "s", seconds / true, aim.get(label, "")) for label, seconds in found.items()
+        Result("sweep", label, seconds, "s", seconds / true, aim.get(label, "")) for label, seconds in timings.items()
     ]
 
 
@@ -82,8 +82,8 @@ async def _alone(url: str, count: int, word: str) -> tuple[float, float]:
 
 
 async def _make(client: holdfast.AsyncClient, count: int) -> None:
-    known = {each for page in [await _ids(client)] for each in page}
-    missing = [id for id in map(_id, range(count)) if id not in known]
+    existing = await _ids(client)
+    missing = [id for id in map(_id, range(count)) if id not in existing]
     for start in range(0, len(missing), 500):
         created = (
             client.objects.put_if("sandbox", id, {}, holdfast.MustCreate()) for id in missing[start : start + 500]
@@ -92,16 +92,16 @@ async def _make(client: holdfast.AsyncClient, count: int) -> None:
 
 
 async def _ids(client: holdfast.AsyncClient) -> set[str]:
-    found: set[str] = set()
+    ids: set[str] = set()
     after: str | None = None
     while page := await client.objects.list("sandbox", after=after, most=10_000):
-        found |= {each.id for each in page}
+        ids |= {each.id for each in page}
         after = page[-1].id
-    return found
+    return ids
 
 
 def _together(url: str, count: int, word: str, replicas: int, shards: int) -> float:
-    """From the word to go until the last of them has swept its own shards."""
+    """Seconds from the start signal until the last replica has swept its shards."""
     command = [sys.executable, "-m", "bench.reconciler", url, str(count), word, str(shards), str(shards // replicas)]
     root = Path(__file__).parent.parent
     running = [
@@ -109,18 +109,18 @@ def _together(url: str, count: int, word: str, replicas: int, shards: int) -> fl
         for _ in range(replicas)
     ]
     try:
-        for each in running:
-            assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n"
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
         began = time.monotonic()
-        for each in running:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
-        return max(float(each.stdout.readline()) for each in running if each.stdout is not None) - began
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return max(float(process.stdout.readline()) for process in running if process.stdout is not None) - began
     finally:
-        for each in running:
-            each.communicate()
+        for process in running:
+            process.communicate()
 
 
 async def _share(url: str, count: int, word: str, number: int, own: int) -> None:

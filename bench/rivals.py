@@ -1,4 +1,4 @@
-"""What a lock is compared with: the least that any program would have to do, and other libraries where installed."""
+"""What locks are compared with: the minimum for any program, and other libraries if installed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def prepared_pair(place: Place, url: str) -> Run:
 
 
 def others(place: Place, url: str) -> list[tuple[str, Run]]:
-    found = []
+    variants = []
     for label, needs, make in (
         ("redis-py Lock", "redis", _redis),
         ("sqlalchemy-dlock", "sqlalchemy_dlock", _sqlalchemy_dlock),
     ):
         if importlib.util.find_spec(needs) is None:
-            print(f"  {label} is left out: pip install --group bench", file=sys.stderr)
+            print(f"  {label} is skipped: pip install --group bench", file=sys.stderr)
         elif (run := make(place, url)) is None:
-            print(f"  {label} is left out: there is no redis-server on PATH", file=sys.stderr)
+            print(f"  {label} is skipped: no redis-server on PATH", file=sys.stderr)
         else:
-            found.append((label, run))
-    return found
+            variants.append((label, run))
+    return variants
 
 
 def _redis(place: Place, url: str) -> Run | None:
@@ -95,7 +95,7 @@ def _sqlalchemy_dlock(place: Place, url: str) -> Run:
 
 
 class Bare:
-    """A connection with prepared statements on an event loop, and nothing else: what a careful program could do."""
+    """A connection with prepared statements on an event loop: what a careful program could do by hand."""
 
     def __init__(self, connection: Any) -> None:
         self._connection, self._pgconn = connection, connection.pgconn

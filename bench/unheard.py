@@ -1,9 +1,9 @@
-"""What it costs to be measurable while nobody listens, as with OpenTelemetry's API and no SDK.
+"""The cost of telemetry without a listener, as with OpenTelemetry's API and no SDK.
 
-Operations without telemetry do not exist, so there is nothing to run them against, and a hundredth of a replay is less
-than what two runs of the same code differ by. What is timed instead is all that a replay does for its sake, by itself:
-the call in between, the look whether anybody listens (once a replay, which the tests count), and the questions whether
-there is a measurement. Each replay of the run beside it has done all that, too.
+There is no variant of operations without telemetry to compare with, and 1 % of a replay is less than the difference
+between two runs of the same code. So this times only what a replay does for telemetry: one extra call, one check for
+listeners (once per replay, which the tests count), and the checks for a measurement. Each replay beside it has done all
+that, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def unheard(place: Place) -> list[Result]:
 
 def _alone(times: int) -> None:
     if telemetry.listeners:
-        raise RuntimeError("somebody listens: this is about what it costs when nobody does")
+        raise RuntimeError("telemetry has listeners: this benchmark measures its cost without any")
     spec: Any = SimpleNamespace(telemetry=None)
 
     def replay(attempt: Any, tx: Any, function: Any, args: Any, kwargs: Any, run_telemetry: Any) -> Any:

@@ -1,4 +1,4 @@
-"""DBOS beside an operation, where it is installed: a transaction in a workflow, and a workflow that was run before."""
+"""DBOS for comparison with operations, if it is installed: a transaction in a workflow, and a replayed workflow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ INSTALLED = importlib.util.find_spec("dbos") is not None
 
 @contextmanager
 def variants(url: str, make: Callable[[Any, str], tuple[str, Run]]) -> Iterator[list[tuple[str, Run]]]:
-    """What ``make`` makes of DBOS on that database, in a list; an empty one where there is no DBOS."""
+    """The variant that ``make`` builds with DBOS on that database, in a list; an empty list without DBOS."""
     if not INSTALLED:
-        print("  DBOS is left out: pip install --group bench", file=sys.stderr)
+        print("  DBOS is skipped: pip install --group bench", file=sys.stderr)
         yield []
         return
     from dbos import DBOS
@@ -33,7 +33,7 @@ def variants(url: str, make: Callable[[Any, str], tuple[str, Run]]) -> Iterator[
 
 
 def transaction(library: Any, url: str) -> tuple[str, Run]:
-    """One insert in a transaction that is a step of a workflow: exactly once, as an operation with ``tx``."""
+    """One insert in a transaction that is a step of a workflow: exactly once, like an operation with ``tx``."""
     from dbos import SetWorkflowID, SQLAlchemyDatasource
     from sqlalchemy import text
 
@@ -59,7 +59,7 @@ def transaction(library: Any, url: str) -> tuple[str, Run]:
 
 
 def replayed(library: Any, url: str) -> tuple[str, Run]:
-    """A workflow of one step, run again under the identity that it had: DBOS returns what it returned."""
+    """A workflow of one step, run again with the same id: DBOS returns the stored result."""
     from dbos import SetWorkflowID
 
     def step() -> int:

@@ -1,8 +1,8 @@
 """Draws docs/explanation/architecture.svg from the real imports; with --check, compares and writes nothing.
 
-The rows are the layers of the import contract in pyproject.toml. A line from one box to a lower one means that some
-module of the first imports some module of the second; it is faint if a path over other boxes says the same. Imports
-that only a type checker sees are left out.
+The rows are the layers of the import contract in pyproject.toml. A line from one box to a lower one means that a module
+of the first imports a module of the second; it is faint if other boxes already connect the two. Imports that only a
+type checker sees are left out.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def layers() -> list[list[str]]:
 
 def edges(names: set[str]) -> list[tuple[str, str]]:
     graph = grimp.build_graph("holdfast", exclude_type_checking_imports=True, cache_dir=None)
-    found: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     for module in graph.modules:
         source = _box(module)
         targets = {_box(imported) for imported in graph.find_modules_directly_imported_by(module)}
-        found |= {(source, target) for target in targets if source in names and target in names - {source}}
-    return sorted(found)
+        pairs |= {(source, target) for target in targets if source in names and target in names - {source}}
+    return sorted(pairs)
 
 
 def _box(module: str) -> str:
@@ -54,7 +54,7 @@ def _box(module: str) -> str:
 
 
 def _is_implied(source: str, target: str, lines: list[tuple[str, str]]) -> bool:
-    """Whether another path leads from one to the other: drawn faintly."""
+    """Whether another path connects the two: such a line is faint."""
     reached, todo = set(), [end for start, end in lines if start == source and end != target]
     while todo:
         if (box := todo.pop()) not in reached:
@@ -64,7 +64,7 @@ def _is_implied(source: str, target: str, lines: list[tuple[str, str]]) -> bool:
 
 
 def about(name: str) -> str:
-    """The first sentence of its docstring, up to a colon or a full stop."""
+    """The first sentence of its docstring, without a short introduction before a colon."""
     path = PACKAGE / name / "__init__.py"
     text = ast.get_docstring(ast.parse((path if path.exists() else PACKAGE / f"{name}.py").read_text())) or ""
     sentence = " ".join(text.split()).split(". ")[0].rstrip(".")

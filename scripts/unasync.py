@@ -1,8 +1,8 @@
 """Writes `x.py` beside every `x_async.py` in src/holdfast; with --check, compares the two and writes nothing.
 
-Works on tokens, so the layout of the source survives until ruff formats the result. Strings and comments are text:
-names are renamed there too, and `async with`, `async for`, `async def` and `await call(...)` lose their keyword, so
-that the examples in docstrings fit the flavour they stand in.
+Works on tokens, so the layout of the source survives until ruff formats the result. Strings and comments are converted
+as text: names are renamed, and `async with`, `async for`, `async def` and `await call(...)` lose their keyword, so that
+examples in docstrings are correct in both flavours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HAND_WRITTEN = {
     "lock/locks_async.py",
     "runtime/concurrency_async.py",
 }
-"""Pairs whose halves differ in more than keywords: the same names, written twice."""
+"""Pairs that differ in more than keywords: the same names, both written by hand."""
 ATTRIBUTES = ROOT / ".gitattributes"
 MARK = "linguist-generated=true"
 HEADER = "# Generated from {} by scripts/unasync.py. Do not edit.\n"
@@ -48,9 +48,9 @@ NAMES = {
     "push_async_callback": "callback",
     "push_async_exit": "push",
 }
-# What stays of `Name[...]` when the name goes: the argument with this index.
+# The index of the argument of `Name[...]` that replaces it.
 UNWRAPPED = {"Awaitable": 0, "Coroutine": 2}
-# What ruff may mend in the output: import order, imports no longer used, `X | X`, `((x))`.
+# What ruff may fix in the output: import order, unused imports, `X | X`, `((x))`.
 MENDED = "I,F401,PYI016,UP034"
 
 Edit = tuple[int, int, str]
@@ -64,19 +64,19 @@ def rename(name: str) -> str:
 
 
 def convert_text(text: str) -> str:
-    """Converts a string or a comment: whatever in it looks like code."""
+    """Converts the parts of a string or a comment that look like code."""
     text = re.sub(r"\basync (?=(?:with|for|def)\b)", "", text)
     text = re.sub(r"\bawait (?=[\w.]+[(\[])", "", text)
     text = re.sub(r"\b([Aa])n (`*)(?=Async[B-DF-HJ-NP-TV-Z])", r"\1 \2", text)
-    return re.sub(r"[A-Za-z_]\w*", lambda found: rename(found[0]), text)
+    return re.sub(r"[A-Za-z_]\w*", lambda match: rename(match[0]), text)
 
 
 def tokens_of(source: str) -> list[Token]:
-    """The tokens that are not white space. An f-string is one token, as it is before Python 3.12."""
+    """The tokens that are not white space. An f-string is one token, even since Python 3.12."""
     lines = [0]
     for line in io.StringIO(source):
         lines.append(lines[-1] + len(line))
-    found: list[Token] = []
+    tokens: list[Token] = []
     opened: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         start, end = (lines[row - 1] + column for row, column in (token.start, token.end))
@@ -86,12 +86,12 @@ def tokens_of(source: str) -> list[Token]:
         elif kind.endswith("STRING_END"):
             start = opened.pop()
         if not opened and source[start:end].strip():
-            found.append((source[start:end], start, end))
-    return found
+            tokens.append((source[start:end], start, end))
+    return tokens
 
 
 def unwrap(source: str, tokens: list[Token], at: int) -> Iterator[Edit]:
-    """Turns `Name[a, b, c]`, whose name is tokens[at], into the one argument that stays."""
+    """Replaces `Name[a, b, c]`, whose name is tokens[at], by one of its arguments."""
     depth, commas = 1, []
     close = at + 2
     while True:
@@ -115,7 +115,7 @@ def edits_of(source: str) -> Iterator[Edit]:
     for index, (text, start, end) in enumerate(tokens):
         following, following_start, _ = tokens[index + 1] if index + 1 < len(tokens) else ("", end, end)
         if text == "__await__":
-            raise ValueError("__await__ has no counterpart: write the pair by hand, and name it in HAND_WRITTEN")
+            raise ValueError("__await__ has no sync counterpart: write both files by hand, and name it in HAND_WRITTEN")
         if text == "await" or (text == "async" and following in {"def", "with", "for"}):
             yield start, following_start, ""
         elif text in UNWRAPPED and following == "[":
@@ -129,7 +129,7 @@ def edits_of(source: str) -> Iterator[Edit]:
 def convert(source: str) -> str:
     parts, done = [], 0
     for start, end, text in sorted(edits_of(source)):
-        if start >= done:  # else inside something removed
+        if start >= done:  # otherwise the edit is inside a removed span
             parts += [source[done:start], text]
             done = end
     return "".join([*parts, source[done:]])
@@ -142,9 +142,9 @@ def ruff(*arguments: str | Path) -> None:
 
 
 def generate(folder: Path) -> dict[Path, str]:
-    """What each generated file should hold, by its path in the package; `folder` is scratch space."""
+    """The contents of every generated file, by its path in the package; `folder` is scratch space."""
     if missing := [name for name in sorted(HAND_WRITTEN) if not (PACKAGE / name).exists()]:
-        raise SystemExit(f"unasync: HAND_WRITTEN names {', '.join(missing)}, which do not exist")
+        raise SystemExit(f"unasync: HAND_WRITTEN names files that do not exist: {', '.join(missing)}")
     present = read(PACKAGE)
     for path in sorted(PACKAGE.rglob("*_async.py")):
         name = path.relative_to(PACKAGE)
@@ -156,7 +156,7 @@ def generate(folder: Path) -> dict[Path, str]:
             raise SystemExit(f"unasync: {path.relative_to(ROOT)}: {error}") from error
         target = name.with_name(f"{rename(path.stem)}.py")
         if (PACKAGE / target).exists() and target not in present:
-            raise SystemExit(f"unasync: src/holdfast/{target} is written by hand: name {name} in HAND_WRITTEN")
+            raise SystemExit(f"unasync: src/holdfast/{target} is written by hand: add {name} to HAND_WRITTEN")
         copy = folder / target
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(HEADER.format(path.name) + code, encoding="utf-8")
@@ -166,13 +166,13 @@ def generate(folder: Path) -> dict[Path, str]:
 
 
 def read(folder: Path) -> dict[Path, str]:
-    """The generated files below a folder: their first line says so."""
+    """The generated files below a folder, recognized by their first line."""
     files = {path.relative_to(folder): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
     return {path: text for path, text in files.items() if text.startswith(HEADER.partition("{")[0])}
 
 
 def attributes(generated: Iterable[Path]) -> str:
-    """What .gitattributes should hold: what it says of other files, then a line for each generated one."""
+    """The text of .gitattributes: its lines about other files, then one line per generated file."""
     lines = ATTRIBUTES.read_text(encoding="utf-8").splitlines()
     others = [line for line in lines if not (line.startswith("src/") and line.endswith(MARK))]
     return "\n".join([*others, *(f"src/holdfast/{path.as_posix()} {MARK}" for path in sorted(generated)), ""])
@@ -180,7 +180,7 @@ def attributes(generated: Iterable[Path]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="only compare; 1 when something differs")
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if a file differs")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as scratch:
         wanted = generate(Path(scratch))
@@ -204,9 +204,9 @@ def main() -> int:
         print(f"{ATTRIBUTES.relative_to(ROOT)}: differs")
         differing.append(ATTRIBUTES)
     if differing:
-        print("the sync flavour is not what the async one generates; run: .venv/bin/python scripts/unasync.py")
+        print("the sync files differ from what the async files generate; run: .venv/bin/python scripts/unasync.py")
         return 1
-    print(f"the sync flavour is what the async one generates, {len(wanted)} files")
+        print(f"the sync files are up to date, {len(wanted)} files")
     return 0
 
 
