@@ -1,11 +1,11 @@
-/* At most one client believes that it holds the lease, while the clocks are sane and nobody uses force.
+/* At most one client believes that it holds the lease, if all clocks run at one rate and no operator uses force.
  *
- * A client counts its trust from before it asked; an answer that was lost, of an acquire or of a heartbeat, never
- * extends it, and trust that has ended does not come back (after() in lease/trust.py). With TOLD an operator uses force:
- * then two may believe, but only until the next heartbeat of the one who lost it is answered. */
+ * A client counts its trust from before it sent the request. A lost reply, of an acquire or of a heartbeat, never extends
+ * it, and trust that has ended does not come back (after() in lease/trust.py). With BY_FORCE an operator uses force: then
+ * two clients may believe, but only until the loser has the reply to its next heartbeat. */
 #include "lease.pml"
 
-/* The answer has arrived: believe, for what the clock left of it. */
+/* The reply has arrived: believe for the time that is left. */
 inline believe(who, s) {
     trust[who] = counted(s, remaining);
     asked[s] = 0; remaining = 0;
@@ -15,7 +15,7 @@ inline believe(who, s) {
         for (i : 0 .. CLIENTS - 1) {
             if :: trust[i] > 0 -> believers++ :: else fi
         }
-#ifndef TOLD
+#ifndef BY_FORCE
         assert(believers == 1);                         /* at most one believer */
 #endif
         believers = 0
@@ -31,7 +31,7 @@ proctype client(byte me) {
     :: true -> lease_acquire(me, 0, me);
         if
         :: status == acquired -> d_step { believe(me, me) }; break
-        :: asked[me] = 0; status = 0                    /* refused, or the answer was lost: ask again */
+        :: asked[me] = 0; status = 0                    /* refused, or the reply was lost: retry */
         fi
     :: break
     od;
@@ -41,7 +41,7 @@ proctype client(byte me) {
     fi;
     if
     :: status == acquired -> trust[me] = 0; lease_release(me, 0, me, false)
-    :: true                                             /* works on, or hangs, until the keeper says that it is lost */
+    :: true                                             /* continues, or hangs, until the keeper reports the loss */
     fi
 }
 
@@ -51,9 +51,9 @@ proctype keeper(byte me) {
     do
     :: trust[me] > 0 ->
         beat_renew(KEEPER(me), me);
-#ifdef TOLD
-        assert(status != renewed || trust[me] == 0 || r_row || number != 0);    /* force is told by the generation */
-        /* _reconcile: select token from lease where beat = … */
+#ifdef BY_FORCE
+        assert(status != renewed || trust[me] == 0 || r_row || number != 0);    /* the generation reveals force */
+        /* _check_leases: select token from lease where beat = … */
         atomic {
             if :: status == renewed && number != 0 && !(lease[0].row && lease[0].beat == me) -> status = lost :: else fi;
             number = 0; r_row = false
@@ -69,7 +69,7 @@ proctype keeper(byte me) {
     od
 }
 
-#ifdef TOLD
+#ifdef BY_FORCE
 proctype operator() {
     SESSION_VARIABLES;
     lease_force_release(OPERATOR, 0)
@@ -80,7 +80,7 @@ init {
     byte i;
     atomic {
         for (i : 0 .. CLIENTS - 1) { run client(i) }
-#ifdef TOLD
+#ifdef BY_FORCE
         run operator();
 #endif
         run clock();

@@ -1,7 +1,7 @@
-"""Checks the model of the lease with spin: what must hold is searched through, what must break is seen to break.
+"""Checks the model of the lease with spin: instances that must hold, searched completely, and variants that must break.
 
-Builds and runs in a temporary folder and leaves nothing behind. The exit code is 0 when every verdict is the expected
-one, 1 when one is not, 2 when spin or a C compiler is missing.
+Builds and runs in a temporary folder and leaves no files behind. The exit code is 0 if every verdict is the expected
+one, 1 if one is not, 2 if spin or a C compiler is missing.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ FOLDER = Path(__file__).parent
 DEPTH = "200000"
 LIMIT_MB = 2000
 PATIENCE = 600.0
-"""Seconds for one search, of which a busy machine may need many."""
+"""Timeout of one search in seconds, long enough for a busy machine."""
 
 FENCE_ORDER = "number>=lease"
 FENCES_RISE = "number>highest"
 NOT_REVIVED = "!(beat"
 ONE_BELIEVER = "believers==1"
-FORCE_TOLD = "number!=0"
+FORCE_NOTICED = "number!=0"
 NO_DEADLOCK = "invalid end state"
 PROGRESS = "acceptance cycle"
 """What spin prints when the property is violated."""
 
 
 class Check(NamedTuple):
-    """One search of one instance. ``found`` is what spin has to find; without it, the whole space has to be clean."""
+    """One search of one instance. ``breaks`` is the violation that spin must report; None: the search must be clean."""
 
     name: str
     model: str
     options: str
-    found: str | None = None
+    breaks: str | None = None
 
     @property
     def live(self) -> bool:
@@ -56,9 +56,9 @@ class Result(NamedTuple):
 
     @property
     def expected(self) -> bool:
-        if self.check.found is None:
+        if self.check.breaks is None:
             return self.complete and self.violation is None
-        return self.violation is not None and self.check.found in self.violation
+        return self.violation is not None and self.check.breaks in self.violation
 
     @property
     def verdict(self) -> str:
@@ -73,7 +73,7 @@ PROTECTED = f"{PAIR} -DSAVEPOINTS"
 FAILOVER = "-DCLIENTS=2 -DGRANTED -DWRITES=1 -DKEEPERS=0 -DATTEMPTS=1 -DFAILOVERS"
 FREE = "-DCLIENTS=2 -DTURNS=2 -DWRITES=0 -DKEEPERS=0 -DATTEMPTS=1"
 BELIEF = "-DCLIENTS=2 -DTTL=1"
-TOLD = "-DCLIENTS=1 -DTTL=1 -DATTEMPTS=1 -DTOLD"
+BY_FORCE = "-DCLIENTS=1 -DTTL=1 -DATTEMPTS=1 -DBY_FORCE"
 LOCKS = "-DATTEMPTS=1 -DONCE"
 PROGRESSING = "-DCLIENTS=2 -DTTL=1 -DATTEMPTS=1"
 
@@ -85,12 +85,12 @@ SMALL = (
     Check("failover", "effects", FAILOVER),
     Check("a free name", "effects", FREE),
     Check("belief", "belief", BELIEF),
-    Check("force is told", "belief", TOLD),
+    Check("force is noticed", "belief", BY_FORCE),
     Check("lock orders", "locks", LOCKS),
     Check("progress", "progress", PROGRESSING),
 )
-"""What must hold, in instances of less than a second each. They are the smallest in which the broken variants below
-are found: a clean search of a smaller one would prove nothing."""
+"""Instances that must hold, each searched in less than a second. They are the smallest in which spin finds the broken
+variants below: a clean search of a smaller one would prove nothing."""
 
 LARGE = (
     Check("protected at start", "effects", f"{HELD} -DSAVEPOINTS -DFORCED=1"),
@@ -101,12 +101,12 @@ LARGE = (
     Check("failover with heartbeats", "effects", f"{PAIR} -DATTEMPTS=1 -DFAILOVERS"),
     Check("a free name", "effects", "-DWRITES=1 -DKEEPERS=0"),
     Check("belief", "belief", "-DCLIENTS=2 -DTTL=3"),
-    Check("force is told", "belief", "-DCLIENTS=2 -DTOLD"),
+    Check("force is noticed", "belief", "-DCLIENTS=2 -DBY_FORCE"),
     Check("lock orders", "locks", "-DLARGE"),
     Check("lock orders with heartbeats", "locks", "-DATTEMPTS=1"),
     Check("progress", "progress", "-DCLIENTS=2 -DTTL=2"),
 )
-"""The same with more of everything: minutes, and up to 1.2 GB."""
+"""The same with more clients, grants or ticks: minutes, and up to 1.2 GB."""
 
 BROKEN = (
     Check("without protect", "effects", f"{PROTECTED} -DPROTECT=NOTHING", FENCE_ORDER),
@@ -117,11 +117,11 @@ BROKEN = (
     Check("fence not drawn again", "effects", f"{FREE} -DNO_REDRAW", FENCES_RISE),
     Check("renewal of the dead", "effects", f"{PROTECTED} -DRENEW_THE_DEAD", NOT_REVIVED),
     Check("trust from the reply", "belief", f"{BELIEF} -DTRUST_FROM_REPLY", ONE_BELIEVER),
-    Check("silent force", "belief", f"{TOLD} -DSILENT", FORCE_TOLD),
+    Check("silent force", "belief", f"{BY_FORCE} -DSILENT", FORCE_NOTICED),
     Check("thief that waits", "locks", f"{LOCKS} -DTHIEF_WAITS", NO_DEADLOCK),
     Check("protect ignores the beat", "progress", f"{PROGRESSING} -DIGNORE_BEAT", PROGRESS),
 )
-"""A small instance, with one line of the protocol changed, and the property that this line is there for."""
+"""A small instance with one line of the protocol changed, and the property that this line protects."""
 
 
 def compiler() -> str | None:
@@ -129,7 +129,7 @@ def compiler() -> str | None:
 
 
 def missing() -> str | None:
-    """Why nothing can be checked here."""
+    """Why no check can run here; None if they can."""
     if shutil.which("spin") is None:
         return "spin is not installed: apt-get install spin"
     if compiler() is None:
@@ -145,10 +145,10 @@ def run(check: Check) -> Result:
         _call(folder, "spin", "-a", *check.options.split(), f"{check.model}.pml")
         kind = "-DNFAIR=3" if check.live else "-DSAFETY"
         large = check in LARGE
-        speed = "-O1" if large else "-O0"  # a search of a second is not worth the compiling
-        space = ["-DCOLLAPSE"] if large else []  # which costs a quarter of the time
+        speed = "-O1" if large else "-O0"  # for a search of one second, optimizing takes longer than it saves
+        space = ["-DCOLLAPSE"] if large else []  # saves memory, and takes a quarter more time
         _call(folder, compiler() or "cc", "-w", speed, kind, *space, f"-DMEMLIM={LIMIT_MB}", "-o", "pan", "pan.c")
-        table = [] if large else ["-w18"]  # of hashes: to fill the default of 128 MB with zeros takes 0.2 s
+        table = [] if large else ["-w18"]  # the hash table: zeroing the default of 128 MB takes 0.2 s
         output = _call(folder, "./pan", f"-m{DEPTH}", *table, *(["-a", "-f"] if check.live else []))
     return read(check, output)
 
@@ -161,7 +161,7 @@ def _call(folder: str, *command: str) -> str:
 
 
 def read(check: Check, output: str) -> Result:
-    """The verdict in what the verifier printed. A search that was cut short proves nothing."""
+    """Parse the verifier's output. An incomplete search proves nothing."""
     violation = re.search(r"^pan:1: (.+?) \(at depth", output, re.MULTILINE)
     errors = re.search(r"errors: (\d+)", output)
     complete = errors is not None and not re.search(r"not completed|depth too small|out of memory", output)
@@ -185,12 +185,12 @@ def _figure(pattern: str, output: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="spec/check.py", description="Check the model of the lease with spin.")
     parser.add_argument("--large", action="store_true", help="the larger instances: minutes, and up to 1.2 GB")
-    parser.add_argument("--only", metavar="TEXT", default="", help="checks with this in their name")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only checks with this text in their name")
     options = parser.parse_args(arguments)
     if (reason := missing()) is not None:
         print(f"spec: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the temporary folder goes, too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the temporary folder is deleted
     chosen = [each for each in (*(LARGE if options.large else SMALL), *BROKEN) if options.only in each.name]
     unexpected = 0
     for number, check in enumerate(chosen, 1):

@@ -1,9 +1,9 @@
-/* Sane clocks: server and clients run at one rate (what differs is in the margin, lease/trust.py), so one tick passes
- * for all. Times are kept as what is left of them, which keeps the number of states finite without an end of time. */
+/* Clocks of server and clients run at one rate (the margin in lease/trust.py covers the difference), so one tick passes
+ * for all. A time is stored as the ticks left until it, which keeps the number of states finite. */
 
 byte trust[CLIENTS];        /* ticks a client may still act as the holder, by its own clock */
-byte asked[SESSIONS];       /* 1 + ticks since the question was sent; 0: no question */
-byte stamped[SESSIONS];     /* 1 + ticks since clock_timestamp() was read for an expires_at not yet committed */
+byte asked[SESSIONS];       /* 1 + ticks since the request was sent; 0: no request */
+byte stamped[SESSIONS];     /* 1 + ticks since clock_timestamp() was read for an expires_at that is not committed yet */
 
 #define look(b) expired = (beat[b].left == 0)
 #define ask(s) asked[s] = 1

@@ -1,8 +1,8 @@
-/* Effects are mutually exclusive in fence order, whatever the clock says and whoever stops, for as long as he likes.
+/* Effects are mutually exclusive in fence order, for any clock and for pauses of any process, of any length.
  *
- * Three clients, any of them holder or standby; their heartbeats; an operator who takes the lease away; a nemesis that
- * ends sessions (kill -9, terminated backend, idle_in_transaction_session_timeout) and fails over once. Everybody may
- * stop for good between two requests, so a deadlock would be an end state with somebody still waiting.
+ * Three clients, each holder or standby; their heartbeats; an operator who takes the lease away; a nemesis that ends
+ * sessions (kill -9, terminated backend, idle_in_transaction_session_timeout) and fails over once. Every process may stop
+ * for good between two requests, so a deadlock is an end state in which a process still waits.
  */
 #define ANY_CLOCK
 #if defined(KILLS) || defined(FAILOVERS)
@@ -10,7 +10,7 @@
 #endif
 #include "lease.pml"
 
-bool keeping[BEATS];        /* what the keepers were told to renew */
+bool keeping[BEATS];        /* beats that the keepers have to renew */
 
 #ifdef NEMESIS
 #define call(s, what) { what } unless { atomic { broken[s] -> broken[s] = false; hang_up() } }
@@ -24,7 +24,7 @@ inline hang_up() {
     savepoint = false
 }
 
-/* `granted`: the fence of the lease that it holds already, or 0. */
+/* `granted`: the fence of a lease that the client already holds, or 0. */
 proctype client(byte me; byte granted) {
     SESSION_VARIABLES;
     byte turn, id, writes;
@@ -38,11 +38,11 @@ proctype client(byte me; byte granted) {
             :: true -> call(me, lease_acquire(me, 0, id));
                 if
                 :: status == acquired -> break
-                :: status == acquired -> status = 0                 /* the answer was lost: ask once more */
+                :: status == acquired -> status = 0                 /* the reply was lost: repeat the request */
                 :: status == beat_lost -> break
                 :: else -> status = 0
                 fi
-            :: break                                                /* tired of waiting */
+            :: break                                                /* gives up */
             od
         fi;
         if
@@ -57,7 +57,7 @@ proctype client(byte me; byte granted) {
 #ifndef NO_RELEASE
             :: true -> call(me, lease_release(me, 0, id, false))
 #endif
-            :: skip                                                 /* left to expire */
+            :: skip                                                 /* the lease expires instead */
             fi
         :: else
         fi;
@@ -86,7 +86,7 @@ proctype operator() {
 #endif
 
 #ifdef FAILOVERS
-/* What the standby had when the primary died. The last commits, the sequence's too, may be missing. */
+/* The state of the standby when the primary died. The last commits may be missing, those of the sequence too. */
 Beat replica_beat[BEATS];
 Lease replica_lease[NAMES];
 byte replica_sequence;
@@ -97,14 +97,14 @@ proctype nemesis() {
     byte i, kills;
     do
 #ifdef KILLS
-    /* kill -9, pg_terminate_backend, idle_in_transaction_session_timeout: the server rolls back what was open */
+    /* kill -9, pg_terminate_backend, idle_in_transaction_session_timeout: the server rolls open transactions back */
     :: d_step { kills < KILLS && calling[0] -> kills++; end_transaction(0); broken[0] = true }
     :: d_step { kills < KILLS && calling[1] -> kills++; end_transaction(1); broken[1] = true }
     :: d_step { kills < KILLS && calling[KEEPER(0)] -> kills++; end_transaction(KEEPER(0)); broken[KEEPER(0)] = true }
 #endif
 #ifdef FAILOVERS
     :: timeline == 1 ->
-        d_step {        /* the last moment that reached the standby */
+        d_step {        /* the last state that reached the standby */
             for (i : 0 .. BEATS - 1) {
                 replica_beat[i].row = beat[i].row; replica_beat[i].dead = beat[i].dead
             }
@@ -115,17 +115,17 @@ proctype nemesis() {
             }
             replica_sequence = sequence; i = 0
         };
-        d_step {        /* promotion: another timeline, no session survives, no lock either */
+        d_step {        /* promotion: a new timeline; sessions and locks are lost */
             timeline++;
             for (i : 0 .. BEATS - 1) {
-                beat[i].row = replica_beat[i].row; beat[i].dead = replica_beat[i].dead; beat[i].lock = NOBODY;
+                beat[i].row = replica_beat[i].row; beat[i].dead = replica_beat[i].dead; beat[i].lock = UNLOCKED;
                 replica_beat[i].row = false; replica_beat[i].dead = false
             }
             for (i : 0 .. NAMES - 1) {
                 lease[i].row = replica_lease[i].row; lease[i].beat = replica_lease[i].beat;
                 lease[i].token = replica_lease[i].token; lease[i].fence = replica_lease[i].fence;
                 lease[i].newest = replica_lease[i].newest;
-                lease[i].lock = NOBODY; lease[i].share = 0; lease[i].take = NOBODY;
+                lease[i].lock = UNLOCKED; lease[i].share = 0; lease[i].take = UNLOCKED;
                 replica_lease[i].row = false; replica_lease[i].beat = 0; replica_lease[i].token = 0;
                 replica_lease[i].fence = 0; replica_lease[i].newest = 0
             }

@@ -2,12 +2,12 @@
  * and its functions as inlines of the same names. The instances (effects, belief, locks, progress) include this file.
  *
  * How to read it beside the SQL:
- *   - one atomic or d_step block is one SQL statement inside a function, or its COMMIT; between two blocks anything may
- *     happen and any process may stop for as long as it likes, so a paused holder needs no process of its own;
- *   - `step` is the statement that a longer function has come to;
- *   - a guard at the head of a block that is not true is a statement that waits for a row lock; SKIP LOCKED is an `else`;
- *   - what a transaction writes is kept in its own variables under its row locks, and enters the rows with COMMIT:
- *     until then the others see the old version, as in READ COMMITTED.
+ *   - one atomic or d_step block is one SQL statement inside a function, or its COMMIT. Between two blocks any other
+ *     process may run, and any process may pause for any time: a paused holder needs no process of its own;
+ *   - `step` is the next statement of a longer function;
+ *   - a false guard at the head of a block is a statement that waits for a row lock; SKIP LOCKED is an `else`;
+ *   - a transaction keeps its writes in its own variables, under its row locks, and copies them into the rows at COMMIT:
+ *     until then other sessions see the old version, as in READ COMMITTED.
  */
 
 #ifndef CLIENTS
@@ -17,30 +17,30 @@
 #define NAMES 1             /* leases */
 #endif
 #ifndef TURNS
-#define TURNS 1             /* acquisitions a client may be granted; each has a beat and a token of its own */
+#define TURNS 1             /* acquisitions per client; each has its own beat and token */
 #endif
 #ifndef ATTEMPTS
 #define ATTEMPTS 2          /* the loop in lease_acquire: 4 in the SQL */
 #endif
 #ifndef TTL
-#define TTL 2               /* ticks of the clock, where there is one */
+#define TTL 2               /* ticks, in instances with a clock */
 #endif
 
-/* How a user's transaction is protected. The last three are known to be wrong, and have to be found so. */
+/* How a user's transaction is protected. The last three are wrong, and the search must find that out. */
 #define AT_START  1         /* lease_protect: FOR SHARE on the lease row, first statement of the transaction */
 #define AT_COMMIT 2         /* lease_protect_at_commit: FOR SHARE inside COMMIT, by the deferred trigger */
-#define NOTHING   3         /* asks whether the lease is still held, then writes */
-#define KEY_SHARE 4         /* as AT_START with FOR KEY SHARE, which an UPDATE of other columns does not wait for */
-#define RECHECK   5         /* asks again just before COMMIT, without a row lock */
+#define NOTHING   3         /* reads whether the lease is still held, then writes */
+#define KEY_SHARE 4         /* AT_START with FOR KEY SHARE, which an UPDATE of other columns does not wait for */
+#define RECHECK   5         /* reads it again just before COMMIT, without a row lock */
 #ifndef PROTECT
 #define PROTECT AT_START
 #endif
 
 #define BEATS (CLIENTS * TURNS)
-#define SESSIONS (2 * CLIENTS + 2)      /* of the clients, of their keepers, and two more */
+#define SESSIONS (2 * CLIENTS + 2)      /* of the clients and their keepers, and two more */
 #define KEEPER(client) (CLIENTS + client)
 #define OPERATOR (2 * CLIENTS)
-#define NOBODY 0                        /* in a lock; otherwise the session + 1 */
+#define UNLOCKED 0                        /* in a lock; otherwise the session + 1 */
 #define ME(session) (session + 1)
 
 mtype = { acquired, held, busy, beat_lost, renewed, lost, unknown, fenced_out, done };
@@ -51,7 +51,7 @@ typedef Beat {
     bool dead;
     byte left;              /* ticks until expires_at */
     byte generation;
-    byte lock               /* FOR NO KEY UPDATE, and what UPDATE takes */
+    byte lock               /* FOR NO KEY UPDATE, or an UPDATE */
 }
 
 typedef Lease {
@@ -59,10 +59,10 @@ typedef Lease {
     byte beat;
     byte token;
     byte fence;
-    byte lock;              /* FOR UPDATE, FOR NO KEY UPDATE, and what UPDATE, DELETE and an INSERT not yet committed hold */
-    byte share;             /* FOR SHARE: a bit for each session */
+    byte lock;              /* FOR UPDATE, FOR NO KEY UPDATE, or an uncommitted UPDATE, DELETE or INSERT */
+    byte share;             /* FOR SHARE: one bit per session */
     byte take;              /* pg_try_advisory_xact_lock('holdfast.take', name) */
-    byte newest             /* the highest fence of a committed grant, as the history table tells it */
+    byte newest             /* the highest fence of a committed grant, as in the history table */
 }
 
 Beat beat[BEATS];
@@ -72,7 +72,7 @@ byte timeline = 1;
 
 #ifdef NEMESIS
 bool calling[SESSIONS];
-bool broken[SESSIONS];      /* the server ended the session in a call: rolled back, or committed and nobody was told */
+bool broken[SESSIONS];      /* the server ended the session during a call: rolled back, or committed without a reply */
 #define begin(s) calling[s] = true
 #define end(s) calling[s] = false
 #else
@@ -80,10 +80,10 @@ bool broken[SESSIONS];      /* the server ended the session in a call: rolled ba
 #define end(s) skip
 #endif
 
-byte highest[NAMES];        /* the highest fence anybody was ever granted: outside the database, so a failover keeps it */
+byte highest[NAMES];        /* the highest fence of any grant: not in the database, so a failover does not reset it */
 
 #ifdef ANY_CLOCK
-/* Whenever a statement looks at the server's clock it may say anything: steps ahead, steps back, long pauses. */
+/* Whenever a statement reads the server's clock, it may return anything: steps ahead, steps back, long pauses. */
 #define look(b) if :: expired = true :: expired = false fi
 #define ask(s) skip
 #define stamp(s) skip
@@ -93,13 +93,13 @@ byte highest[NAMES];        /* the highest fence anybody was ever granted: outsi
 #include "clock.pml"
 #endif
 
-/* The variables of a session's transaction. */
+/* The local variables of a session. */
 #define SESSION_VARIABLES \
     mtype status, step; byte number, r_beat, r_token, r_fence, attempt, declared, remaining, i; \
     bool r_row, r_dead, r_expired, expired, savepoint
 
-/* Row locks. A row that is not committed yet is not seen, so nobody waits for it here; the INSERT of a second one would. */
-#define written(n) (lease[n].row && lease[n].lock != NOBODY)
+/* Row locks. An uncommitted new row is invisible, so no session waits for it here; only a second INSERT would. */
+#define written(n) (lease[n].row && lease[n].lock != UNLOCKED)
 #define free_for_share(n) (!written(n))
 #define free_for_update(n) (!written(n) && lease[n].share == 0)
 #if PROTECT == KEY_SHARE
@@ -112,29 +112,29 @@ inline end_transaction(s) {
     end(s);
     unstamp(s);
     for (i : 0 .. NAMES - 1) {
-        if :: lease[i].lock == ME(s) -> lease[i].lock = NOBODY :: else fi;
-        if :: lease[i].take == ME(s) -> lease[i].take = NOBODY :: else fi;
+        if :: lease[i].lock == ME(s) -> lease[i].lock = UNLOCKED :: else fi;
+        if :: lease[i].take == ME(s) -> lease[i].take = UNLOCKED :: else fi;
         lease[i].share = lease[i].share & ~(1 << s)
     }
     for (i : 0 .. BEATS - 1) {
-        if :: beat[i].lock == ME(s) -> beat[i].lock = NOBODY :: else fi
+        if :: beat[i].lock == ME(s) -> beat[i].lock = UNLOCKED :: else fi
     }
     i = 0
 }
 
-/* (epoch << 40) | nextval('holdfast.fence'). nextval is not undone by a rollback. */
+/* (epoch << 40) | nextval('holdfast.fence'). A rollback does not undo nextval. */
 inline next_fence() {
     sequence++;
     assert(sequence < 16);
 #ifdef FENCE_RESTARTS
-    number = sequence       /* without the timeline a failover that lost the last commits hands a fence out twice */
+    number = sequence       /* without the timeline, a failover that lost the last commits issues a fence twice */
 #else
     number = timeline * 16 + sequence
 #endif
 }
 
-/* lease_acquire(name, holder, ttl, token => id): a token and a new beat, both called id. Never waits for a row lock that
- * somebody may keep; `continue` in the SQL is another turn of its loop, in the same transaction, locks kept. */
+/* lease_acquire(name, holder, ttl, token => id): a token and a new beat, both called id. Never waits for a row lock that is
+ * held for long. `continue` in the SQL is another iteration of its loop, in the same transaction, with its locks. */
 inline lease_acquire(s, n, id) {
     d_step { begin(s); step = look_up; status = busy; ask(s) }
     do
@@ -149,19 +149,19 @@ inline lease_acquire(s, n, id) {
         if
         :: r_row && r_token == id && !r_dead && !r_expired -> step = resend
         :: beat[id].row && !(r_row && r_token == id && !r_dead && !r_expired) ->
-            status = beat_lost; step = commit       /* granted, unheard and over: the SQL would start afresh here */
+            status = beat_lost; step = commit       /* granted, reply lost, and expired: the SQL would start again here */
         :: !beat[id].row && r_row && !r_dead && !r_expired -> status = held; step = commit
         :: !beat[id].row && !r_row -> step = try_name
         :: !beat[id].row && r_row && !r_dead && r_expired -> step = declare
         :: !beat[id].row && r_row && r_dead -> step = steal
         fi }
     :: atomic { step == resend && free_for_no_key_update(n) ->
-        /* update lease set holder = … where token = want: the same request once more, its answer was lost */
+        /* update lease set holder = … where token = want: a repeated request whose first reply was lost */
         status = acquired; number = r_fence; remaining = beat[r_beat].left; step = commit }
     :: atomic { step == try_name ->
         /* exit when not pg_try_advisory_xact_lock('holdfast.take', name) */
         if
-        :: lease[n].take == NOBODY || lease[n].take == ME(s) -> lease[n].take = ME(s); step = draw
+        :: lease[n].take == UNLOCKED || lease[n].take == ME(s) -> lease[n].take = ME(s); step = draw
         :: else -> step = commit
         fi }
     :: d_step { step == draw ->
@@ -184,9 +184,9 @@ inline lease_acquire(s, n, id) {
          * update beat set dead = true */
         look(r_beat);
         if
-        :: beat[r_beat].lock == NOBODY && beat[r_beat].row && !beat[r_beat].dead && expired ->
+        :: beat[r_beat].lock == UNLOCKED && beat[r_beat].row && !beat[r_beat].dead && expired ->
             beat[r_beat].lock = ME(s); declared = declared | (1 << r_beat); step = steal
-        :: else -> step = look_up                   /* busy: a heartbeat is in flight, or has won */
+        :: else -> step = look_up                   /* busy: a heartbeat is in progress, or has won */
         fi;
         expired = false }
 #ifdef THIEF_WAITS
@@ -198,7 +198,7 @@ inline lease_acquire(s, n, id) {
         if
         :: lease[n].row && lease[n].token == r_token && free_for_no_key_update(n) ->
             lease[n].lock = ME(s); stamp(s); status = acquired; step = draw_again
-        :: else -> step = look_up                   /* busy: the beat stays declared dead, also when this gives up */
+        :: else -> step = look_up                   /* busy: the beat stays dead, even if this acquire gives up */
         fi }
     :: d_step { step == draw_again ->
         /* number := next_fence() */
@@ -209,7 +209,7 @@ inline lease_acquire(s, n, id) {
             :: status == acquired && lease[n].lock == ME(s) ->
                 assert(number > highest[n]);                                        /* fences strictly rise */
                 assert(!lease[n].row || !beat[lease[n].beat].row || beat[lease[n].beat].dead
-                       || (declared & (1 << lease[n].beat)));                       /* at most one live grant a name */
+                       || (declared & (1 << lease[n].beat)));                       /* at most one live grant per name */
                 lease[n].row = true; lease[n].beat = id; lease[n].token = id; lease[n].fence = number;
                 lease[n].newest = number; highest[n] = number;
                 beat[id].row = true; beat[id].left = ticks_left(s);
@@ -227,11 +227,11 @@ inline lease_acquire(s, n, id) {
     od
 }
 
-/* beat_renew(beat): one UPDATE of the beat row alone. It waits for a thief that has the row, and then looks again. */
+/* beat_renew(beat): one UPDATE of the beat row alone. It waits while a takeover locks the row, and then re-checks it. */
 inline beat_renew(s, b) {
     d_step { begin(s); status = lost; ask(s) }
     atomic {
-        beat[b].lock == NOBODY ->
+        beat[b].lock == UNLOCKED ->
         look(b);
         if
 #ifdef RENEW_THE_DEAD
@@ -247,12 +247,12 @@ inline beat_renew(s, b) {
     d_step {
         if
         :: status == renewed ->
-            assert(!beat[b].dead);                                  /* no renewal of a beat that was declared dead */
-#ifdef TOLD
+            assert(!beat[b].dead);                                  /* no renewal of a dead beat */
+#ifdef BY_FORCE
             number = beat[b].generation;                            /* returning b.generation */
-            r_row = lease[0].row && lease[0].beat == b;             /* for the check: what beat_leases would say now */
+            r_row = lease[0].row && lease[0].beat == b;             /* for the assertion: what beat_leases would return now */
 #endif
-            beat[b].left = ticks_left(s); beat[b].lock = NOBODY
+            beat[b].left = ticks_left(s); beat[b].lock = UNLOCKED
         :: else
         fi;
         end(s);
@@ -276,10 +276,10 @@ inline lease_renew(s, n, id) {
     d_step { end_transaction(s); r_row = false; r_beat = 0 }           /* COMMIT */
 }
 
-/* lease_end, its row locked before: delete from lease; update beat set generation = generation + 1, which may wait. */
+/* lease_end, with the lease row locked: delete from lease; update beat set generation = generation + 1, which may wait. */
 inline lease_end(s, n, tell) {
     if
-    :: r_row && tell -> atomic { beat[r_beat].lock == NOBODY -> beat[r_beat].lock = ME(s) }
+    :: r_row && tell -> atomic { beat[r_beat].lock == UNLOCKED -> beat[r_beat].lock = ME(s) }
     :: else
     fi;
     /* COMMIT */
@@ -299,7 +299,7 @@ inline lease_end(s, n, tell) {
     }
 }
 
-/* lease_release(name, token, wait => true, tell). Python asks with wait => false: then it is refused where this waits. */
+/* lease_release(name, token, wait => true, tell). Python calls it with wait => false: it is refused where this waits. */
 inline lease_release(s, n, id, tell) {
     /* select … where name = … and token = … for update */
     atomic {
@@ -313,7 +313,7 @@ inline lease_release(s, n, id, tell) {
     lease_end(s, n, tell)
 }
 
-/* lease_force_release(name, actor, reason): whoever has it. */
+/* lease_force_release(name, actor, reason): of any holder. */
 inline lease_force_release(s, n) {
     /* select … where name = … for update */
     atomic {
@@ -329,13 +329,13 @@ inline lease_force_release(s, n) {
 
 #define still_held(n, id) (lease[n].row && lease[n].token == id && beat[lease[n].beat].row && !beat[lease[n].beat].dead && !expired)
 
-/* A transaction of the user's under the grant `id`: begin, protect, write, commit. Ends with status done or fenced_out. */
+/* A user's transaction under the grant `id`: begin, protect, write, commit. Ends with status done or fenced_out. */
 inline transaction(s, n, id) {
     d_step { begin(s); step = snapshot }
     do
     :: atomic { step == snapshot ->
-        /* BEGIN, and the snapshot of the statement that asks: when FOR SHARE has got the lease row it looks at that again,
-         * and not at the beat. */
+        /* BEGIN, and the statement's snapshot: after FOR SHARE has locked the lease row, the lease is re-checked, and the
+         * beat is not. */
 #ifdef SAVEPOINTS
         if :: savepoint = true :: savepoint = false fi;
 #endif
@@ -366,7 +366,7 @@ inline transaction(s, n, id) {
 #endif
         }
     :: d_step { step == write ->
-        /* insert, update or delete in the user's own tables. ROLLBACK TO gives up what was locked since the savepoint. */
+        /* insert, update or delete in the user's own tables. ROLLBACK TO releases the locks taken since the savepoint. */
         if :: savepoint -> lease[n].share = lease[n].share & ~(1 << s) :: else fi;
 #if PROTECT == AT_COMMIT || PROTECT == RECHECK
         step = check
@@ -395,7 +395,7 @@ inline transaction(s, n, id) {
             :: status == done ->
                 assert(number >= lease[n].newest);                      /* effects in fence order */
 #if PROTECT == AT_START || PROTECT == AT_COMMIT
-                assert(lease[n].row && lease[n].token == id)            /* only the present holder's, also after force */
+                assert(lease[n].row && lease[n].token == id)            /* only by the present holder, even after force */
 #endif
             :: else
             fi;

@@ -1,7 +1,8 @@
-/* No deadlock: whoever waits for a row lock gets it in the end, without a timeout or the deadlock detector.
+/* No deadlock: a process that waits for a row lock gets it eventually, without a timeout or the deadlock detector.
  *
- * One process holds two leases on one beat; a thief comes for each of them, an operator takes both away, callers without
- * a keeper renew by lease_renew, and transactions protect both. An end state with somebody waiting is a deadlock. */
+ * One process holds two leases on one beat; one process tries to take over each of them, an operator takes both away,
+ * callers without a keeper use lease_renew, and transactions protect both. An end state in which a process waits is a
+ * deadlock. */
 #define ANY_CLOCK
 #define NAMES 2
 #include "lease.pml"

@@ -1,5 +1,5 @@
-/* A standby that keeps trying acquires in the end, once the holder's heartbeats have stopped: because it was killed, or
- * because only its keeper hangs while its transactions go on, overlapping each other, as fast as they can. */
+/* A standby that keeps trying acquires eventually, once the holder's heartbeats have stopped: because it was killed, or
+ * because only its keeper hangs while its transactions continue, overlapping, as fast as they can. */
 #include "lease.pml"
 
 bool stopped, killed, taken;
@@ -13,7 +13,7 @@ proctype user(byte s) {
 end:    do
         :: transaction(s, 0, 0)
         od
-    } unless { d_step { killed -> end_transaction(s) } }   /* the server notices that nobody is there */
+    } unless { d_step { killed -> end_transaction(s) } }   /* the server notices that the client has gone */
 }
 
 proctype keeper() {

@@ -37,8 +37,8 @@ def test_a_broken_protocol_is_found_out_by_the_property_it_breaks(
     """And a run leaves nothing behind, though a verifier that finds something writes a trail."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = run(check)
-    assert check.found is not None
-    assert check.found in (result.violation or ""), result
+    assert check.breaks is not None
+    assert check.breaks in (result.violation or ""), result
     assert list(tmp_path.iterdir()) == []
     assert list(FOLDER.glob("*.trail")) == []
 
