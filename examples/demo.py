@@ -1,12 +1,12 @@
-"""Processes contend for one lease, are killed and paused, and the database decides who may write. Then the gateway:
+"""Processes contend for one lease, are killed and paused, and the database decides which may write. Then the gateway:
 replicas that run sandboxes, an operation that is retried and applied once, and a leader that is killed.
 
     python examples/demo.py              on an SQLite file in a temporary folder
-    python examples/demo.py --postgres   on a real PostgreSQL, started for the occasion
+    python examples/demo.py --postgres   on a real PostgreSQL, started for the demo
     python examples/demo.py --gateway    the second half alone
 
-Every process here is a real one, every number was measured in this run, and the exit status is 0 only if everything
-that is printed was true. Ctrl-C at any moment leaves no process and no folder behind.
+Every process is real, every number was measured in this run, and the exit status is 0 only if everything that is
+printed was true. Ctrl-C at any moment leaves no process and no folder behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAME = "nightly-import"
 
 
 def connect(url: str) -> Any:
-    """The application's own connection: holdfast protects transactions on it, and never owns it."""
+    """The application's own connection: holdfast protects transactions on it, and never closes it."""
     if url.startswith("sqlite"):
         return sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=10)
     import psycopg
@@ -47,7 +47,7 @@ def connect(url: str) -> Any:
     return psycopg.connect(url, autocommit=True)
 
 
-# -- a worker: a process that wants the lease, told over a pipe what to do next --------------------------------------
+# -- a worker: a process that acquires the lease, and executes commands from a pipe ----------------------------------
 
 
 class Worker:
@@ -57,13 +57,13 @@ class Worker:
         self.grant: Any = None
 
     def acquire(self, name: str, timeout: float, failover: Any = "ttl", at: float = 0.0) -> dict[str, Any]:
-        while time.monotonic() < at:  # all contenders ask at the same instant
+        while time.monotonic() < at:  # all contenders call acquire() at the same instant
             pass
         lease = self.client.lease(name, ttl=TTL, timeout=timeout, failover=failover, on_lost=self.lost)
         try:
             self.grant = lease.acquire()
         except holdfast.NotAcquired as refusal:
-            return {"fence": None, "said": str(refusal), "at": time.monotonic()}
+            return {"fence": None, "error": str(refusal), "at": time.monotonic()}
         return {"fence": self.grant.fence, "at": time.monotonic()}
 
     def check(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Worker:
             else:
                 self.insert(how)
         except holdfast.FencedOut as refusal:
-            return {"written": False, "said": str(refusal)}
+            return {"written": False, "error": str(refusal)}
         return {"written": True}
 
     def insert(self, how: str) -> None:
@@ -88,37 +88,36 @@ class Worker:
         return {"done": self.grant.release()}
 
     def lost(self, grant: Any) -> None:
-        """In the heartbeat's thread."""
-        tell({"heard": "lost", "at": time.monotonic()})
+        """Called in the background thread."""
+        send({"kind": "lost", "at": time.monotonic()})
 
 
-def tell(message: dict[str, Any]) -> None:
+def send(message: dict[str, Any]) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def work(url: str) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(
-            1, signal.SIGKILL
-        )  # PR_SET_PDEATHSIG: even a paused worker goes when the demo is killed
+        # PR_SET_PDEATHSIG: even a paused worker ends when the demo is killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # losing the lease is part of the show
     worker = Worker(url)
-    tell({"heard": "ready"})
+    send({"kind": "ready"})
     for line in sys.stdin:
         order = json.loads(line)
         action = order.pop("do")
-        tell({"heard": action, **getattr(worker, action)(**order)})
+        send({"kind": action, **getattr(worker, action)(**order)})
 
 
 # -- the demo --------------------------------------------------------------------------------------------------------
 
 
 class Process:
-    """A worker as the demo sees it."""
+    """A worker, as the demo controls it."""
 
     def __init__(self, letter: str, url: str) -> None:
-        # Ctrl-C is for the demo, which ends its workers itself: they are born with SIGINT blocked, and none is born
-        # without being noted down.
+        # The demo handles Ctrl-C and ends its workers itself: they start with SIGINT blocked, and no signal can come
+        # between the start of a worker and its entry in the list.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
         try:
             command = [sys.executable, __file__, "--worker", url]
@@ -138,26 +137,26 @@ class Process:
         self.process.stdin.write(json.dumps({"do": action, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
 
-    def hear(self, what: str) -> dict[str, Any]:
-        """The next answer of that kind. Raises when none comes."""
+    def receive(self, kind: str) -> dict[str, Any]:
+        """The next reply of this kind. Raises RuntimeError if there is none in time."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + PATIENCE
         while True:
             for message in self._kept:
-                if message["heard"] == what:
+                if message["kind"] == kind:
                     self._kept.remove(message)
                     return message
             if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise RuntimeError(f"{self} did not say {what!r} within {PATIENCE:.0f} s")
+                raise RuntimeError(f"{self} did not reply to {kind!r} within {PATIENCE:.0f} s")
             read = os.read(self.process.stdout.fileno(), 65536)
             if not read:
-                raise RuntimeError(f"{self} ended before it said {what!r}")
+                raise RuntimeError(f"{self} ended before it replied to {kind!r}")
             *lines, self._unread = (self._unread + read).split(b"\n")
             self._kept += [json.loads(line) for line in lines]
 
     def ask(self, action: str, **arguments: Any) -> dict[str, Any]:
         self.order(action, **arguments)
-        return self.hear(action)
+        return self.receive(action)
 
     def kill(self) -> float:
         at = time.monotonic()
@@ -177,7 +176,7 @@ started: list[Any] = []
 
 
 class Story:
-    """Says what is about to happen, what happened, and remembers whether it was true."""
+    """Prints each step and its results, and remembers whether all of them held."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -190,7 +189,7 @@ class Story:
         self._number += 1
         self.console.print(f"\n[bold]{self._number}. {text}[/bold]")
 
-    def told(self, text: str, holds: bool = True) -> None:
+    def report(self, text: str, holds: bool = True) -> None:
         self.true = self.true and holds
         self.console.print(f"   {'[green]ok[/green]  ' if holds else '[red]NOT TRUE[/red] '}", end="")
         self.console.print(text, markup=False)
@@ -211,8 +210,8 @@ def contend_for_leases(url: str, story: Story, connection: Any, client: Any) -> 
     connection.execute("create table import_log (pid int, fence bigint, how text)")
     first, second = Process("A", url), Process("B", url)
     contenders = [first, second]
-    for each in contenders:
-        each.hear("ready")
+    for process in contenders:
+        process.receive("ready")
     holder, fence = contend(story, contenders)
     standby = second if holder is first else first
     later = [Process(letter, url) for letter in "CDE"]  # they start while the standby waits
@@ -223,83 +222,86 @@ def contend_for_leases(url: str, story: Story, connection: Any, client: Any) -> 
 
 
 def contend(story: Story, contenders: list[Process]) -> tuple[Process, int]:
-    names = " and ".join(str(each) for each in contenders)
-    story.step(f"Two processes, {names}, ask for the lease {NAME!r} at the same instant.")
+    names = " and ".join(str(process) for process in contenders)
+    story.step(f"Two processes, {names}, try to acquire the lease {NAME!r} at the same instant.")
     start = time.monotonic() + 0.1
-    for each in contenders:
-        each.order("acquire", name=NAME, timeout=0, at=start)
-    answers = [(each, each.hear("acquire")) for each in contenders]
-    winners = [(each, answer) for each, answer in answers if answer["fence"] is not None]
-    story.told(f"{len(winners)} of {len(answers)} has it", len(winners) == 1)
+    for process in contenders:
+        process.order("acquire", name=NAME, timeout=0, at=start)
+    answers = [(process, process.receive("acquire")) for process in contenders]
+    winners = [(process, answer) for process, answer in answers if answer["fence"] is not None]
+    story.report(f"{len(winners)} of {len(answers)} has it", len(winners) == 1)
     [(winner, won)] = winners
-    story.told(f"{winner} got it in {(won['at'] - start) * 1000:.1f} ms, with fence {won['fence']}")
+    story.report(f"{winner} got it in {(won['at'] - start) * 1000:.1f} ms, with fence {won['fence']}")
     [refusal] = [answer for _, answer in answers if answer["fence"] is None]
-    story.told(f"the other was told: {refusal['said']}")
+    story.report(f"the other got the error: {refusal['error']}")
     return winner, won["fence"]
 
 
 def kill_holder(story: Story, holder: Process, standby: Process, fence: int) -> tuple[Process, int]:
-    story.step(f"{standby} waits for it, and {holder} is killed with SIGKILL: it cannot release anything.")
+    story.step(f"{standby} waits for it, and {holder} is killed with SIGKILL, so it cannot release the lease.")
     standby.order("acquire", name=NAME, timeout=PATIENCE)
     time.sleep(0.2)
     killed_at = holder.kill()
-    got = standby.hear("acquire")
-    story.told(
-        f"{standby} took over {got['at'] - killed_at:.2f} s after the kill (ttl={TTL:g}, from its last heartbeat on)",
+    got = standby.receive("acquire")
+    story.report(
+        f"{standby} took over {got['at'] - killed_at:.2f} s after the kill (ttl={TTL:g}, since the last heartbeat)",
         got["fence"] is not None and got["at"] > killed_at,
     )
-    story.told(f"its fence is higher: {got['fence']} > {fence}", (got["fence"] or 0) > fence)
+    story.report(f"its fence is higher: {got['fence']} > {fence}", (got["fence"] or 0) > fence)
     return standby, got["fence"]
 
 
 def kill_session(story: Story, holder: Process, standby: Process) -> None:
-    story.step('The same with failover="session": a standby need not wait for the TTL when the process is gone.')
-    for each in (holder, standby):
-        each.hear("ready")
+    story.step('The same with failover="session": a standby does not wait for the TTL if the process has ended.')
+    for process in (holder, standby):
+        process.receive("ready")
     held = holder.ask("acquire", name="session-import", timeout=0, failover="session")
     standby.order("acquire", name="session-import", timeout=PATIENCE, failover="session")
     time.sleep(0.2)
     killed_at = holder.kill()
-    got = standby.hear("acquire")
-    story.told(
+    got = standby.receive("acquire")
+    story.report(
         f"{standby} took over from {holder} {(got['at'] - killed_at) * 1000:.0f} ms after the kill",
         got["at"] > killed_at and got["fence"] > held["fence"],
     )
-    story.told("and released it", standby.ask("release")["done"])
+    story.report("and released it", standby.ask("release")["done"])
 
 
 def pause_holder(story: Story, successor: Process, connection: Any, holder: Process, fence: int) -> Process:
-    successor.hear("ready")
+    successor.receive("ready")
     story.step(f"{holder} checks its lease and is about to write, when it is paused with SIGSTOP. {successor} waits.")
-    story.told(f"the check said: {holder.ask('check')['remaining']:.2f} s of trust left")
+    story.report(f"the check returned: {holder.ask('check')['remaining']:.2f} s of trust left")
     paused_at = pause(holder, connection)
     got = successor.ask("acquire", name=NAME, timeout=PATIENCE)
-    story.told(
+    story.report(
         f"{successor} took over {got['at'] - paused_at:.2f} s after the pause began, fence {got['fence']}",
         got["fence"] is not None and got["fence"] > fence,
     )
     written = successor.ask("write", how="protected")["written"]
-    story.told(f"{successor} writes in a protected transaction, and may: it holds the lease", written)
+    story.report(f"{successor} writes in a protected transaction, which is allowed: it holds the lease", written)
 
-    story.step(f"{holder} is resumed and goes on where it stopped: it writes. Once without protection, once with.")
+    story.step(f"{holder} is resumed and continues with its write, once without protection, once with it.")
     holder.order("write", how="bare")
     holder.order("write", how="protected")
     resumed_at = time.monotonic()
     holder.process.send_signal(signal.SIGCONT)
-    bare, protected = holder.hear("write"), holder.hear("write")
-    story.told(
-        "without protection the database took the write of a process that no longer holds the lease", bare["written"]
+    bare, protected = holder.receive("write"), holder.receive("write")
+    story.report(
+        "without protection the database accepted the write of a process that no longer holds the lease",
+        bare["written"],
     )
-    story.told(f"with grant.transaction(conn) it refused: FencedOut: {protected.get('said')}", not protected["written"])
-    lost_at = holder.hear("lost")["at"]
-    story.told(
-        f"{holder} learned of the loss itself {(lost_at - resumed_at) * 1000:.0f} ms after it was resumed (on_lost)"
+    story.report(
+        f"with grant.transaction(conn) it refused: FencedOut: {protected.get('error')}", not protected["written"]
+    )
+    lost_at = holder.receive("lost")["at"]
+    story.report(
+        f"{holder} noticed the loss by itself {(lost_at - resumed_at) * 1000:.0f} ms after it was resumed (on_lost)"
     )
     return successor
 
 
 def pause(holder: Process, connection: Any) -> float:
-    """Stop it. SQLite has one writer, and one stopped amid a heartbeat holds up the file: then try again."""
+    """Stop it. A process that is stopped during a heartbeat blocks the SQLite file: resume it, and try again."""
     while True:
         at = time.monotonic()
         holder.process.send_signal(signal.SIGSTOP)
@@ -318,23 +320,23 @@ def pause(holder: Process, connection: Any) -> float:
 def show_numbers(story: Story, client: holdfast.Client, connection: Any, holder: Process) -> None:
     from rich.table import Table
 
-    story.step("What the tables say.")
+    story.step("The contents of the tables.")
     rows = connection.execute("select pid, fence, how from import_log").fetchall()
     newest = max(fence for _, fence, _ in rows)
     stale = {how: sum(1 for _, fence, kind in rows if kind == how and fence < newest) for how in ("bare", "protected")}
-    story.told(
+    story.report(
         f"stale writes in the application's table: {stale['bare']} without protection, {stale['protected']} with it",
         stale == {"bare": 1, "protected": 0},
     )
     held = client.leases.list()
     mine = [(lease.name, lease.pid) for lease in held] == [(NAME, holder.pid)]
-    story.told(f"client.leases.list(): {', '.join(f'{lease.name} held by pid {lease.pid}' for lease in held)}", mine)
-    story.told(f"{holder} releases it", holder.ask("release")["done"])
+    story.report(f"client.leases.list(): {', '.join(f'{lease.name} held by pid {lease.pid}' for lease in held)}", mine)
+    story.report(f"{holder} releases it", holder.ask("release")["done"])
     past = client.leases.history()[::-1]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("lease", "fence", "process", "held for", "ended"):
         table.add_column(column, justify="right" if column in ("fence", "held for") else "left")
-    letters = {each.pid: each.letter for each in started}
+    letters = {process.pid: process.letter for process in started}
     for grant in past:
         seconds = (grant.ended_at - grant.acquired_at).total_seconds()
         who = f"{letters.get(grant.pid or 0, '?')} (pid {grant.pid})"
@@ -342,19 +344,19 @@ def show_numbers(story: Story, client: holdfast.Client, connection: Any, holder:
     story.console.print("   client.leases.history(), oldest first:")
     story.console.print(table)
     fences = [grant.fence for grant in sorted(past, key=lambda grant: grant.acquired_at)]
-    story.told(
+    story.report(
         f"{len(fences)} grants, {len(set(fences))} different fences, each higher than the one before",
         all(earlier < later for earlier, later in pairwise(fences)),
     )
     outcomes = [grant.outcome for grant in past if grant.name == NAME]
-    story.told(f"{NAME}: {', '.join(outcomes)}", outcomes == ["expired", "expired", "released"])
+    story.report(f"{NAME}: {', '.join(outcomes)}", outcomes == ["expired", "expired", "released"])
 
 
 def no_postgres() -> str | None:
     from holdfast.testing import available
 
     if importlib.util.find_spec("psycopg") is None or not available():
-        return "skipped: there is no PostgreSQL here. pip install 'holdfast[postgres,testing]' brings one."
+        return "skipped: no PostgreSQL here; install one with: pip install 'holdfast[postgres,testing]'"
     return None
 
 
@@ -390,16 +392,16 @@ def show(postgres: bool, gateway: bool) -> int:
 
 
 def explain(pauses: Any) -> None:
-    """A lease of two seconds is lost when the machine stands still: then it is not holdfast that failed."""
+    """Report a pause of the machine: it loses a lease of two seconds, and then holdfast is not to blame."""
     if (longest := max(pauses.pauses(), default=0.0)) > TTL / 4:
         print(f"the machine stood still for {longest:.1f} s", file=sys.stderr)
 
 
 def end_workers() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # an impatient second Ctrl-C must not stop the tidying
-    for each in started:
-        each.end()
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the cleanup
+    for process in started:
+        process.end()
 
 
 def tidy(folder: Path) -> None:
@@ -429,7 +431,7 @@ def main() -> int:
         signal.signal(number, interrupt)
     try:
         return show(arguments.postgres, arguments.gateway)
-    except BaseException:  # an interrupt in the midst of an import comes out as another error
+    except BaseException:  # an interrupt during an import is raised as another error
         if not interrupted:
             raise
         print("\ninterrupted; no process and no folder is left behind", file=sys.stderr)

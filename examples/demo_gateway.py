@@ -1,4 +1,4 @@
-"""The second act of the demo: the gateway at work. Replicas, sandboxes, an operation that is retried, a leader killed.
+"""The second act of the demo: the gateway. Replicas, sandboxes, an operation that is retried, a leader that is killed.
 
 Every number is measured here, over real HTTP, against real processes.
 """
@@ -20,17 +20,17 @@ from typing import Any
 import holdfast
 
 PATIENCE = 60.0
-_BORN = """
+_START = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, getattr(signal, sys.argv[1]))  # PR_SET_PDEATHSIG: it goes when the demo is killed
+    ctypes.CDLL(None).prctl(1, getattr(signal, sys.argv[1]))  # PR_SET_PDEATHSIG: it ends when the demo is killed
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
 os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[2:]])
 """
 
 
 class Server:
-    """A replica or the driver: a process in a session of its own, for Ctrl-C is the demo's to hear."""
+    """A replica or the driver: a process in its own session, so that Ctrl-C reaches only the demo."""
 
     def __init__(self, name: str, folder: Path, started: list[Any], *words: str, with_demo: str = "SIGKILL") -> None:
         self.letter, self.name, self._log = name, name, folder / f"{name}.log"
@@ -39,7 +39,7 @@ class Server:
         try:
             with self._log.open("ab") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-c", _BORN, with_demo, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    [sys.executable, "-c", _START, with_demo, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=log, cwd=folder, env=environment, start_new_session=True,
                 )  # fmt: skip
             started.append(self)
@@ -51,23 +51,23 @@ class Server:
         return f"{self.name} (pid {self.pid})"
 
     def listens(self) -> dict[str, Any]:
-        """Where, once it does."""
+        """Wait until it listens; returns what it printed, with its address."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self} has not come up:\n{self.said()}")
-        told: dict[str, Any] = json.loads(line)
-        self.told = told
-        return told
+            raise RuntimeError(f"{self} did not start:\n{self.log()}")
+        ready: dict[str, Any] = json.loads(line)
+        self.ready = ready
+        return ready
 
-    def said(self) -> str:
+    def log(self) -> str:
         return self._log.read_text(encoding="utf-8")
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """The status, and what the answer says."""
+        """Send a request. Returns the status and the body."""
         data = None if body is None else json.dumps(body).encode()
         given = {"Content-Type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
-        request = urllib.request.Request(self.told["address"] + path, data, given, method=method)
+        request = urllib.request.Request(self.ready["address"] + path, data, given, method=method)
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
                 status, text = reply.status, reply.read()
@@ -85,7 +85,7 @@ class Server:
         return at
 
     def end(self) -> None:
-        """The driver ends its sandboxes first; nobody else has anything to put in order."""
+        """The driver ends its sandboxes first; a replica has nothing to clean up."""
         self.process.send_signal(signal.SIGTERM if self.name == "driver" else signal.SIGKILL)
         try:
             self.process.wait(15)
@@ -117,54 +117,56 @@ def come_up(story: Any, start: Callable[[str], Server], shared: bool) -> list[Se
     story.step(f"The gateway: {len(names)} replica{'s on one database' if shared else ' on this file'}, and a driver.")
     began = time.monotonic()
     replicas = [start(name) for name in names]
-    for each in replicas:
-        each.listens()
-    story.told(f"{', '.join(map(str, replicas))} answer{'' if shared else 's'} after {time.monotonic() - began:.1f} s")
+    for replica in replicas:
+        replica.listens()
+    story.report(
+        f"{', '.join(map(str, replicas))} answer{'' if shared else 's'} after {time.monotonic() - began:.1f} s"
+    )
     leading = leader(replicas)
-    story.told(f"one of them leads, and watches the driver: {leading}")
+    story.report(f"one of them leads, and watches the driver: {leading}")
     if not shared:
         second = start("replica-2")
         code = second.process.wait(PATIENCE)
-        story.told(f"a second one on the same file is refused: {second.said().strip().splitlines()[-1]}", code == 75)
+        story.report(f"a second one on the same file is refused: {second.log().strip().splitlines()[-1]}", code == 75)
     return replicas
 
 
 def leader(replicas: list[Server]) -> Server:
-    """Who says of itself that it leads."""
-    found: list[Server] = []
+    """The replica that leads, by its own /healthz."""
+    leading: list[Server] = []
 
-    def told() -> bool:
-        found[:] = [each for each in replicas if each.ask("GET", "/healthz")[1]["lease"]["leading"]]
-        return bool(found)
+    def has_leader() -> bool:
+        leading[:] = [each for each in replicas if each.ask("GET", "/healthz")[1]["lease"]["leading"]]
+        return bool(leading)
 
-    until(told)
-    return found[0]
+    until(has_leader)
+    return leading[0]
 
 
 def run_sandbox(story: Any, replicas: list[Server]) -> None:
     first, last = replicas[0], replicas[-1]
-    story.step(f"A sandbox is asked for at {first.name}, and looked at through {last.name}.")
+    story.step(f"A sandbox is created through {first.name}, and read through {last.name}.")
     program = "import time; print('hello from a sandbox', flush=True); time.sleep(1000)"
     began = time.monotonic()
     status, _ = first.ask("POST", "/sandboxes", {"id": "web", "argv": [sys.executable, "-c", program], "grace": 1})
-    story.told(f"created: {status}", status == 201)
+    story.report(f"created: {status}", status == 201)
     until(lambda: phase(last, "web") == "Ready")
-    story.told(f"Ready {time.monotonic() - began:.2f} s later")
+    story.report(f"Ready {time.monotonic() - began:.2f} s later")
     until(lambda: "hello" in str(last.ask("GET", "/sandboxes/web/log")[1]))
-    story.told(f"its log says: {last.ask('GET', '/sandboxes/web/log')[1].strip()}")
+    story.report(f"its log: {last.ask('GET', '/sandboxes/web/log')[1].strip()}")
     first.ask("POST", "/sandboxes", {"id": "job", "argv": ["sh", "-c", "exit 3"]})
     until(lambda: phase(last, "job") == "Error")
     details = last.ask("GET", "/sandboxes/job")[1]["status"]["details"]
-    story.told(f"another one ended by itself, with exit code {details['exit_code']}", details["exit_code"] == 3)
+    story.report(f"another one ended by itself, with exit code {details['exit_code']}", details["exit_code"] == 3)
 
 
 def phase(replica: Server, id: str) -> str | None:
-    told: str | None = replica.ask("GET", f"/sandboxes/{id}")[1].get("phase")
-    return told
+    value: str | None = replica.ask("GET", f"/sandboxes/{id}")[1].get("phase")
+    return value
 
 
 def retry(story: Any, replica: Server, url: str, connection: Any) -> None:
-    story.step("An operation is retried five times, and so is a request.")
+    story.step("An operation is run five times, and a request is sent five times.")
     connection.execute("create table invoice (number int)")
     with holdfast.Client(url) as client:
         key = holdfast.OperationKey(
@@ -177,12 +179,12 @@ def retry(story: Any, replica: Server, url: str, connection: Any) -> None:
             for _ in range(5)
         ]
     [(rows,)] = connection.execute("select count(*) from invoice").fetchall()
-    replays = sum(each.replayed for each in outcomes)
-    story.told(f"run 5 times with one key: {rows} row, {replays} replays of its result", (rows, replays) == (1, 4))
+    replays = sum(outcome.replayed for outcome in outcomes)
+    story.report(f"run 5 times with one key: {rows} row, {replays} replays of its result", (rows, replays) == (1, 4))
     body = {"argv": ["sleep", "1000"], "labels": {"demo": "once"}, "grace": 1}
     answers = [replica.ask("POST", "/sandboxes", body, Idempotency_Key='"demo-1"') for _ in range(5)]
-    ids = {told["id"] for _, told in answers}
-    story.told(f"POST /sandboxes 5 times with one Idempotency-Key: {len(ids)} sandbox", len(ids) == 1)
+    ids = {sandbox["id"] for _, sandbox in answers}
+    story.report(f"POST /sandboxes 5 times with one Idempotency-Key: {len(ids)} sandbox", len(ids) == 1)
 
 
 def kill_leader(story: Any, replicas: list[Server], start: Callable[[str], Server], shared: bool) -> None:
@@ -196,15 +198,15 @@ def kill_leader(story: Any, replicas: list[Server], start: Callable[[str], Serve
         others = [start("replica-3")]
         others[0].listens()
     new = leader(others)
-    story.told(f"{new} leads {(time.monotonic() - killed_at) * 1000:.0f} ms after the kill")
+    story.report(f"{new} leads {(time.monotonic() - killed_at) * 1000:.0f} ms after the kill")
     status, _ = new.ask("POST", "/sandboxes", {"id": "next", "argv": ["sleep", "1000"], "grace": 1})
     until(lambda: phase(new, "next") == "Ready")
-    story.told(f"the next sandbox is Ready {time.monotonic() - killed_at:.2f} s after the kill", status == 201)
-    story.told(f"and the one from before runs on as process {pid}", running(pid))
-    _, told = new.ask("GET", "/sandboxes/web")
-    status, _ = new.ask("DELETE", "/sandboxes/web", If_Match=f'"{told["version"]}"')
+    story.report(f"the next sandbox is Ready {time.monotonic() - killed_at:.2f} s after the kill", status == 201)
+    story.report(f"and the earlier one still runs as process {pid}", running(pid))
+    _, record = new.ask("GET", "/sandboxes/web")
+    status, _ = new.ask("DELETE", "/sandboxes/web", If_Match=f'"{record["version"]}"')
     until(lambda: not running(pid))
-    story.told(f"until it is deleted: {status}, and process {pid} is gone", status == 204)
+    story.report(f"until it is deleted: {status}, and process {pid} has ended", status == 204)
 
 
 def running(pid: int) -> bool:
@@ -219,5 +221,5 @@ def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not holds():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"what the demo waits for has not happened within {PATIENCE:.0f} s")
+            raise RuntimeError(f"the demo waited for {PATIENCE:.0f} s in vain")
         time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""What the examples in this folder share: a table of agents, and the connections to it.
+"""Shared by the examples in this folder: a table of agents, and the connections to it.
 
-Each of them reads, thinks and writes in transactions of their own. Between two of those only the lock keeps others out,
-which is why it must not end with a commit.
+Each example reads, computes and writes in separate transactions. Between two of them only the lock excludes others,
+so it must not end with a commit.
 """
 
 from __future__ import annotations

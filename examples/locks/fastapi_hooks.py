@@ -1,4 +1,4 @@
-"""Hooks of one agent are handled one after another, those of different agents at the same time. FastAPI, asyncio.
+"""Hooks of one agent run one after another, those of different agents concurrently. FastAPI, asyncio.
 
 uvicorn --factory examples.locks.fastapi_hooks:create_app        with HOLDFAST_URL=postgresql://…
 """
@@ -42,12 +42,12 @@ def create_app(url: str | None = None, *, patience: float = 15.0) -> FastAPI:
 
 
 async def record(pool: AsyncConnectionPool, agent: int, event: str) -> int:
-    """Two transactions, on connections from the application's own pool: the lock is on neither, and outlives both."""
+    """Two transactions, on connections of the application's own pool: the lock is on neither, and outlives both."""
     async with pool.connection() as connection:
-        found = await (await connection.execute("select events from agent where id = %s", [agent])).fetchone()
-    if found is None:
+        row = await (await connection.execute("select events from agent where id = %s", [agent])).fetchone()
+    if row is None:
         raise HTTPException(404, f"there is no agent {agent}")
-    events = [*found[0], event]
+    events = [*row[0], event]
     async with pool.connection() as connection:
         await connection.execute("update agent set events = %s where id = %s", [events, agent])
     return len(events)

@@ -1,4 +1,4 @@
-"""Hooks of one agent are handled one after another, those of different agents at the same time. Flask, threads.
+"""Hooks of one agent run one after another, those of different agents concurrently. Flask, threads.
 
 flask --app examples.locks.flask_hooks run --with-threads        with HOLDFAST_URL=postgresql://…
 """
@@ -15,7 +15,7 @@ import holdfast
 
 
 def create_app(url: str | None = None, *, patience: float = 15.0) -> Flask:
-    """One client and one pool a process. With a server that forks, make the app after the fork."""
+    """One client and one pool per process. With a server that forks, create the app after the fork."""
     where = url or os.environ["HOLDFAST_URL"]
     app = Flask(__name__)
     client = holdfast.Client(where)
@@ -39,12 +39,12 @@ def close(app: Flask) -> None:
 
 
 def record(pool: ConnectionPool, agent: int, event: str) -> int:
-    """Two transactions, on connections from the application's own pool: the lock is on neither, and outlives both."""
+    """Two transactions, on connections of the application's own pool: the lock is on neither, and outlives both."""
     with pool.connection() as connection:
-        found = connection.execute("select events from agent where id = %s", [agent]).fetchone()
-    if found is None:
+        row = connection.execute("select events from agent where id = %s", [agent]).fetchone()
+    if row is None:
         abort(404, f"there is no agent {agent}")
-    events = [*found[0], event]
+    events = [*row[0], event]
     with pool.connection() as connection:
         connection.execute("update agent set events = %s where id = %s", [events, agent])
     return len(events)

@@ -1,7 +1,7 @@
-"""The same question is not asked twice of a model that is slow and paid for by the word.
+"""Never send the same question twice to a slow and expensive model.
 
-Whoever asks first makes the call, in a transaction that has the row. Whoever asks meanwhile is told at once that an
-answer is on its way, and whoever asks later gets the answer. If the first one dies, its row is free with its session.
+The first caller calls the model, in a transaction that locks the row. A caller meanwhile returns at once without an
+answer, and a later caller gets the answer. If the first caller dies, its session ends and the row is free.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TABLE = "create table if not exists answer (question bytea primary key, text tex
 
 
 def ask(url: str, question: str, model: Callable[[str], str]) -> str | None:
-    """The answer, or None: somebody else is just asking, come back later."""
+    """The answer, or None if another caller is waiting for it: try again later."""
     key = sha256(question.encode()).digest()
     with psycopg.connect(url) as connection:
-        with connection.transaction():  # there must be a row to lock, and others must see it
+        with connection.transaction():  # the row to lock must exist and be visible to others
             connection.execute("insert into answer (question) values (%s) on conflict do nothing", [key])
         with connection.transaction():
             row: dict[str, Any] | None = holdfast.row_lock(connection, "answer", question=key)

@@ -1,8 +1,7 @@
-"""A sweep in the background that keeps out of everybody's way: agents that are just being served are skipped.
+"""A background sweep that blocks no hooks: it skips agents whose lock is held.
 
-Commits as often as it likes inside each lock, so that no transaction stays open for as long as the work takes. What was
-skipped is looked at by the next sweep.
-
+It commits inside each lock, so that no transaction stays open for the duration of the work. The next sweep retries the
+skipped agents.
     python -m examples.locks.sweeper postgresql://…
 """
 
@@ -20,8 +19,8 @@ SILENT = 60.0
 
 
 def sweep(client: holdfast.Client, connection: psycopg.Connection[Any], *, now: float) -> dict[str, list[int]]:
-    """Agents that have not been heard of for a minute are marked, then stopped. One that is marked and whose lock is
-    free was left by a sweep that died: it is stopped, too."""
+    """Mark agents that have been silent for a minute, then stop them. A marked agent whose lock is free was left by a
+    sweep that died: it is stopped, too."""
     late = now - SILENT
     rows = connection.execute("select id from agent where status <> 'stopped' and last_seen < %s order by id", [late])
     agents = [agent for (agent,) in rows]
@@ -36,12 +35,12 @@ def sweep(client: holdfast.Client, connection: psycopg.Connection[Any], *, now: 
                 "update agent set status = 'stopping' where id = %s and status <> 'stopped' and last_seen < %s",
                 [agent, late],
             )
-            connection.commit()  # the lock stays
-            if not marked.rowcount:  # heard of since we listed it
+            connection.commit()  # the lock is kept
+            if not marked.rowcount:  # the agent was seen since the query above
                 done["fine"].append(agent)
                 continue
             stop(agent)
-            grant.check()  # before it is written down: is it still ours to write?
+            grant.check()  # raises if the lock was lost meanwhile
             connection.execute("update agent set status = 'stopped' where id = %s", [agent])
             connection.commit()
             done["stopped"].append(agent)

@@ -1,7 +1,7 @@
-"""A service that keeps records of folders: every replica runs this, one of them reconciles.
+"""A service with records of folders: every replica runs this, and one of them reconciles.
 
-The driver is thirty lines: a backend is a folder below ROOT, ready when there is a file "ready" in it, and failed for
-good when there is a file "failed". Make, change and remove folders, and look at the records.
+The driver is thirty lines: a backend is a folder below ROOT, ready if it has a file "ready", and failed for good if it
+has a file "failed". Create, change and remove folders, and look at the records.
 
     python -m examples.reconciler.folders sqlite:///app.db ROOT
 """
@@ -34,7 +34,7 @@ class Folders:
         return Backend(id, (BackendCondition("Ready", (folder / "ready").exists(), "Looked"),))
 
     async def watch(self) -> AsyncIterator[DriverEvent | None]:
-        """Nothing tells us of changes, so we look for them: what differs from the last look is an event."""
+        """Polls for changes: every difference to the last listing is an event."""
         before: dict[str, Backend] | None = None
         while True:
             now = {each.id: each for each in await self.list()}
@@ -47,7 +47,7 @@ class Folders:
 
 
 async def serve(url: str, root: Path, **timings: Any) -> None:
-    """Until SIGTERM. The lease is handed over at once, and the next replica sweeps first."""
+    """Run until SIGTERM. Then the lease is handed over at once, and the next replica starts with a sweep."""
     async with holdfast.AsyncClient(url) as client:
         reconciler = client.reconciler("folder", Folders(root), **timings)
         await client.elector("folders").run(reconciler.run, signals=True)

@@ -1,4 +1,4 @@
-"""Run all seeded bugs and print which check found which. Status 1 if one was missed, or the real code was blamed."""
+"""Run all seeded bugs and print which check found which. Status 1 if one was missed, or a check fails without it."""
 
 import sys
 import tempfile

@@ -6,7 +6,7 @@ from proof.bugs.testbed import Testbed
 
 
 class OwnTable(Holdfast):
-    """A lease as it is often written: a table with one row a name, and a function that takes it."""
+    """A typical hand-written lease: a table with one row per name, and a function that acquires it."""
 
     schema = "create table own (name text primary key, holder text, token uuid, fence bigint);"
     take = ""

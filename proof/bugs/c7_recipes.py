@@ -16,7 +16,7 @@ from proof.bugs.testbed import Testbed
 Between = Callable[[], object]
 SLOT = "@slot:proof:1"
 _INSTANCES = 3
-"""Processes with the bug: one may be ended before it has done anything after its pause, but not all."""
+"""Processes with the bug: the kernel may end one before it runs after its pause, but not all of them."""
 _ATTEMPTS = 20
 _PROGRAM = "proof.bugs.guarded_process"
 

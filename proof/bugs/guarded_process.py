@@ -12,7 +12,7 @@ _THREADS = 3
 _SETTLE = 0.6
 """Seconds after which the first heartbeat has ended and the next is not due: a process stopped then is working."""
 _PAUSE = 0.2
-"""Seconds. A busy machine may pause a thread for longer, too: then it records a belief that is true."""
+"""Seconds. A busy machine may pause a thread for longer: then it records a belief that is correct."""
 
 
 def main(url: str, folder: str, key: str, ends_by: str) -> None:

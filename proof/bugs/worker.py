@@ -65,7 +65,7 @@ class Worker:
         self.begin_write(grant).commit()
 
     def believe(self, grant: Grant, since: float, until: float | None = None) -> None:
-        """Record how long the grant was trusted: until now, or until trust in it ended."""
+        """Record how long the grant was trusted: until now, or until its trust ended."""
         end = min(now(), grant.trusted_until if until is None else until)
         self.record.info("believe", grant.name, grant.fence, **{"from": since, "until": end})
 

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ttl", type=seconds(0.05, 86_400), default=1.0, help="of the leases, in seconds; default: %(default)s"
     )
     parser.add_argument(
-        "--size", type=count(1), default=4, help="contenders a lane, two threads each; default: %(default)s"
+        "--size", type=count(1), default=4, help="contenders per lane, two threads each; default: %(default)s"
     )
     parser.add_argument("--folder", type=Path, help="where histories and report go; default: a new temporary folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_all(scenarios: Sequence[Scenario], over: Callable[[], bool], stop: Event, seconds: float) -> list[Outcome]:
-    """Run all scenarios at once, and print the progress now and then. If one fails, or on Ctrl-C, all stop: faults are
+    """Run all scenarios at once, and print the progress. If one fails, or on Ctrl-C, all stop: faults are
     healed and processes ended before this returns."""
     with ThreadPoolExecutor(len(scenarios)) as pool:
         try:

@@ -20,14 +20,14 @@ from holdfast.testing.history import Pending, Recorder, now
 from proof.chaos.tables import Tables
 
 NUMBERS = (1, 2)
-"""Of its threads."""
+"""The numbers of its threads."""
 CRASHED = 3
 """The exit status of a contender after an unexpected exception."""
 SESSION, FORCED = "session-", "forced-"
 """Prefixes of names: leases that fail over with the session, and leases that an operator releases by force. In both
 cases the holder is notified after the fact, so that no belief is recorded."""
 _NOT_GRANTED = frozenset({"Unreachable", "Busy", "Refused", "SchemaMismatch", "SessionUnsafe"})
-"""Errors that prove that it was not granted, unless the acquire had sent a request before that was not answered."""
+"""Errors that prove that the lease was not granted, unless an earlier request of the acquire got no reply."""
 
 
 class Job(NamedTuple):
@@ -100,13 +100,13 @@ class Contender:
             self._belief.look()
 
     def _read_gauge(self) -> None:
-        """Record the gauge of the process, which has both threads."""
+        """Record the gauge of the process, that is, of both threads."""
         started, value = now(), telemetry.readings().get("leases_held", 0.0)
         workers = [f"{self._job.worker}-{number}" for number in NUMBERS]
         self._record.info("gauge", value=value, workers=workers, since=started, until=now())
 
     def _take_over(self, grant: Any) -> bool:
-        """Count the writes of older grants, in a transaction that is protected by this one."""
+        """Count the writes of older grants, in a transaction that this grant protects."""
         with self._record.invoke("takeover", grant.name, grant.fence) as call:
             return self._tables.take_over(grant, call)
 
@@ -148,8 +148,8 @@ class Contender:
 
 
 class Belief:
-    """Records the intervals in which a worker trusted its grant: between two looks, and after the last one until it
-    released the grant, was notified of its loss, or its trust ended, even if it was paused then."""
+    """Records the intervals in which a worker trusted its grant: between two calls of ``look``, and after the last one
+    until it released the grant, was notified of its loss, or its trust ended, even if it was paused then."""
 
     def __init__(self, record: Recorder) -> None:
         self._record = record
@@ -183,7 +183,7 @@ class Belief:
             self._grant = None
 
     def lost(self, grant: Any) -> None:
-        """The ``on_lost`` of its leases."""
+        """The ``on_lost`` callback of its leases."""
         self._record.info("lost", grant.name, grant.fence)
         if grant is self._grant:
             self._notified = now()
@@ -202,7 +202,7 @@ def _complete(call: Pending, error: Exception, *, certain: bool = False, **data:
 
 @contextmanager
 def _abandoned() -> Iterator[list[None]]:
-    """A list with one entry for each request of an acquire that this thread gave up on, and that may be granted."""
+    """A list with one entry per acquire request that this thread abandoned, and that may still be granted."""
     times: list[None] = []
     thread = threading.get_ident()
 

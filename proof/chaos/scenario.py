@@ -21,7 +21,7 @@ NAMES = ["a", "b", f"{SESSION}c", f"{FORCED}d"]
 POLL = 1.5
 """Seconds between two polls of a waiter, at most."""
 PATIENCE = 60.0
-"""Seconds after which an event that has not happened is taken as never to happen, on a busy machine, too."""
+"""Timeout in seconds for events that must happen, long enough for a busy machine."""
 _LEFT = {
     "rows": "select 'beat', cast(id as text), label from {0}beat union all select 'lease', name, holder from {0}lease",
     "locks": "select pid, classid, objid, mode from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",

@@ -19,9 +19,9 @@ from holdfast.testing.history import Event, Recorder, now
 
 KEYS = 50
 LIMITS: dict[str, Any] = {"lock_sessions": 6, "lock_overflow": 4}
-"""Fewer than the keys that each of the clients waits for."""
+"""Fewer sessions than the keys that each client waits for."""
 FIRST = ("agent", KEYS)
-"""Locked before all others, so that the number of the namespace is cached."""
+"""Locked before all others, so that the id of the namespace is cached."""
 
 
 TASK = 1000
@@ -33,7 +33,7 @@ def is_task(event: Event) -> bool:
 
 
 class Counters:
-    """One number a key, for all processes, protected by nothing but the lock."""
+    """One number per key, shared by all processes, protected by nothing but the lock."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "counters"

@@ -20,8 +20,8 @@ class ExpectedState(NamedTuple):
     grace: float
 
     def pruned_too_early(self) -> list[str]:
-        """Records that were removed before their grace had ended. Their removal is seen late, never early, so that no
-        correct run is blamed."""
+        """Records that were removed before their grace had ended. Their removal is seen late, never early, so a correct
+        run has no violations."""
         return [
             f"{id} was removed {self.removed[id] - lost:.3f} s after its backend, and its grace is {self.grace:g} s"
             for id, lost in self.lost.items()
