@@ -8,7 +8,12 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "src" / "holdfast"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "holdfast"
+BESIDE = ("bench", "deploy", "examples", "proof", "scripts", "spec")
+"""Folders beside the package whose comments and messages are checked as well."""
+TEXTS = frozenset({".cron", ".json", ".md", ".pml", ".py", ".service", ".sh", ".sql", ".yaml", ".yml"})
+"""Endings of the files whose sentences are checked, beside the Dockerfile."""
 LATER = ("lock",)
 """Folders that are rewritten as a whole elsewhere."""
 METAPHORS = frozenset(
@@ -36,6 +41,18 @@ def sources() -> dict[str, str]:
     }
 
 
+@cache
+def sentences() -> dict[str, str]:
+    """The modules, the SQL files, and every file beside the package, by path. Not yet ``sqlite.sql`` of a noun."""
+    sql = (path for path in PACKAGE.rglob("*.sql") if path.name != "sqlite.sql")
+    texts = {path.relative_to(PACKAGE).as_posix(): path for path in sql}
+    texts = {name: path for name, path in texts.items() if name.split("/")[0] not in LATER}
+    for path in (path for folder in BESIDE for path in (ROOT / folder).rglob("*")):
+        if path.suffix in TEXTS or path.name == "Dockerfile":
+            texts[path.relative_to(ROOT).as_posix()] = path
+    return sources() | {name: path.read_text(encoding="utf-8") for name, path in sorted(texts.items())}
+
+
 def test_modules_are_named_by_the_noun_they_define() -> None:
     stems = {name: Path(name).stem.removesuffix("_async") for name in sources()}
     folders = {part for name in sources() for part in Path(name).parts[:-1]}
@@ -59,9 +76,10 @@ def test_variables_are_named_by_what_they_hold() -> None:
 
 
 def test_sentences_have_a_subject() -> None:
+    assert {Path(name).suffix for name in sentences()} >= {".py", ".sql", ".pml", ".sh", ".yml"}
     vague = [
         f"{name}:{number}"
-        for name, text in sources().items()
+        for name, text in sentences().items()
         if name != UNIX_USER
         for number, line in enumerate(text.splitlines(), 1)
         if ANYBODY.search(line)
