@@ -36,6 +36,8 @@ from pathlib import Path
 from holdfast.driver import daemon, supervisor
 from holdfast.driver.daemon import DriverSettings
 
+# A line is one write: a driver that kills itself must not leave half of one before the next line of its parent.
+sys.stdout.reconfigure(write_through=False, line_buffering=True)
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.fork", "subprocess.Popen"}
 
 def changes(event, args):

@@ -174,7 +174,7 @@ def test_a_lease_lost_to_refused_heartbeats_says_why(
     client = connect(postgres_url)
     grant = client.lease("a", ttl=600, renew_every=0.1).acquire()
     query(postgres_url, "alter function holdfast.beat_renew(uuid) rename to gone")
-    eventually(lambda: "a heartbeat of" in caplog.text, "a heartbeat is refused")
+    eventually(lambda: "a heartbeat to" in caplog.text, "a heartbeat is refused")
     assert not grant.lost
     passed[0] = 600.0
     eventually(lambda: grant.lost, "trust ends")

@@ -21,19 +21,19 @@ from holdfast.records import AuditRecord, HistoryRecord, LogEntry, ParkedRecord,
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Answer(BaseModel):
+class OperatorAnswer(BaseModel):
     """Reads records and dicts. Records inside it are validated, too; their docstrings are in the OpenAPI document."""
 
     model_config = ConfigDict(from_attributes=True, revalidate_instances="always", use_attribute_docstrings=True)
 
 
-AnswerT = TypeVar("AnswerT", bound=Answer)
+AnswerT = TypeVar("AnswerT", bound=OperatorAnswer)
 
 
 def fields_of(record: type, *, without: tuple[str, ...] = ()) -> Callable[[type[AnswerT]], type[AnswerT]]:
     """Class decorator: adds the fields of ``record``, except ``without`` and those that the answer declares itself."""
     types = get_type_hints(record)
-    schema = TypeAdapter(list[record], config=Answer.model_config).json_schema()  # type: ignore[valid-type]
+    schema = TypeAdapter(list[record], config=OperatorAnswer.model_config).json_schema()  # type: ignore[valid-type]
     described = schema["$defs"][record.__name__]["properties"]
 
     def add(answer: type[AnswerT]) -> type[AnswerT]:
@@ -48,7 +48,7 @@ def fields_of(record: type, *, without: tuple[str, ...] = ()) -> Callable[[type[
     return add
 
 
-class LeasePage(Answer):
+class LeasePage(OperatorAnswer):
     leases: list[LeaseRecord]
     count: int
     """All that are held, on this page or not."""
@@ -56,28 +56,28 @@ class LeasePage(Answer):
     """`after` for the next page; null when this is the last."""
 
 
-class HistoryList(Answer):
+class HistoryList(OperatorAnswer):
     history: list[HistoryRecord]
 
 
 @fields_of(LockRecord)
-class LockAnswer(Answer):
+class LockAnswer(OperatorAnswer):
     label: str
     """Its name, or its namespace and number."""
 
 
-class LockList(Answer):
+class LockList(OperatorAnswer):
     locks: list[LockAnswer]
     count: int
     """All that are held or waited for, in this list or not."""
 
 
 @fields_of(OperationRecord, without=("pointer", "owner"))
-class OperationAnswer(Answer):
+class OperationAnswer(OperatorAnswer):
     pass
 
 
-class OperationList(Answer):
+class OperationList(OperatorAnswer):
     operations: list[OperationAnswer]
 
 
@@ -86,7 +86,7 @@ def _from_microseconds(at: int) -> datetime:
 
 
 @fields_of(LogEntry, without=("payload",))
-class LogEntryAnswer(Answer):
+class LogEntryAnswer(OperatorAnswer):
     at: Annotated[datetime, BeforeValidator(_from_microseconds)]
     detail: Annotated[Any, BeforeValidator(json.loads)]
 
@@ -96,44 +96,44 @@ class OperationWithLog(OperationAnswer):
     """All its entries in the log, in order."""
 
 
-class LogEntryPage(Answer):
+class LogEntryPage(OperatorAnswer):
     wal: list[LogEntryAnswer]
     next: str
     """`after` for the entries that follow, now or later."""
 
 
 @fields_of(ParkedRecord, without=("event",))
-class ParkedAnswer(Answer):
+class ParkedAnswer(OperatorAnswer):
     label: str = Field(validation_alias=AliasPath("event", "label"))
     type: str = Field(validation_alias=AliasPath("event", "type"))
 
 
 @fields_of(RelayRecord, without=("fence", "cursor"))
-class RelayAnswer(Answer):
+class RelayAnswer(OperatorAnswer):
     refused: list[ParkedAnswer]
     """The oldest of what its sink refused."""
 
 
-class RelayList(Answer):
+class RelayList(OperatorAnswer):
     relays: list[RelayAnswer]
     lag: float
     """Seconds, of the relay that is furthest behind."""
 
 
-class ReviewList(Answer):
+class ReviewList(OperatorAnswer):
     reviews: list[ReviewRecord]
 
 
 @fields_of(LeaseRecord, without=("host", "pid", "info"))
-class GateAnswer(Answer):
+class GateAnswer(OperatorAnswer):
     timed: bool
     """Open for a stated time; else a window, which closes with the work in it."""
     reason: str | None
 
 
-class GateList(Answer):
+class GateList(OperatorAnswer):
     gates: list[GateAnswer]
 
 
-class AuditList(Answer):
+class AuditList(OperatorAnswer):
     audit: list[AuditRecord]
