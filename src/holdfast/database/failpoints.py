@@ -98,7 +98,7 @@ def _check_place(where: str, item: str) -> None:
         raise _invalid(item, "expected before:STATEMENT=ACTION or after:STATEMENT=ACTION")
     if name in _ELSEWHERE:
         raise _invalid(item, f"{name} does not run on a session of holdfast's own")
-    if name != SCRIPT and name not in statements("postgres") and name not in statements("sqlite"):
+    if name != SCRIPT and name not in statements("postgres") and ("." in name or name not in statements("sqlite")):
         raise _invalid(item, f"there is no statement {name!r}")
 
 

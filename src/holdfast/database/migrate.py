@@ -229,4 +229,4 @@ def _apply(database: Database, session: Session, script: str, accepted: range, t
 
 def _locked(database: Database, script: str) -> str:
     lock = statements(database.dialect, database.schema).get("migrate_lock")
-    return (f"{lock.steps[0].sql};\n" if lock else "") + script
+    return (f"{lock.sql};\n" if lock else "") + script

@@ -228,4 +228,4 @@ async def _apply(database: Database, session: AsyncSession, script: str, accepte
 
 def _locked(database: Database, script: str) -> str:
     lock = statements(database.dialect, database.schema).get("migrate_lock")
-    return (f"{lock.steps[0].sql};\n" if lock else "") + script
+    return (f"{lock.sql};\n" if lock else "") + script

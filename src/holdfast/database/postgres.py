@@ -151,13 +151,13 @@ class PostgresConnection:
         return self._prepared is not None and statement.name not in self._prepared
 
     def _send_prepare(self, statement: Statement) -> None:
-        self.pgconn.send_prepare(statement.name.encode(), statement.steps[0].sql.encode())
+        self.pgconn.send_prepare(statement.name.encode(), statement.sql.encode())
 
     def _send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
         self._in_doubt = False
         values = [encode(parameters.get(key)) for key in statement.parameters]
         if self._prepared is None:
-            self.pgconn.send_query_params(statement.steps[0].sql.encode(), values)
+            self.pgconn.send_query_params(statement.sql.encode(), values)
         else:
             self.pgconn.send_query_prepared(statement.name.encode(), values)
 

@@ -1,4 +1,4 @@
-"""A session on an SQLite file: short scripts in BEGIN IMMEDIATE, fair between processes, bounded in time.
+"""A session on an SQLite file: short transactions in BEGIN IMMEDIATE, fair between processes, bounded in time.
 
 Two side files go with it: ``….holdfast-turn``, whose lock is taken before BEGIN IMMEDIATE so that writers of several
 processes take turns, and ``….holdfast-live``, in which a living session has one byte locked. Neither the session nor
@@ -19,7 +19,8 @@ from typing import Any, NoReturn, TypeVar
 
 from holdfast.database.file_turns import SessionLocks, WriteTurn
 from holdfast.database.sessions import Row, session_class
-from holdfast.database.statements import Statement, split, statements
+from holdfast.database.sqlite_calls import Call, find
+from holdfast.database.statements import split, statements
 from holdfast.database.url import Database
 from holdfast.errors import Busy, EngineError, Refused, Unanswered, Unreachable
 from holdfast.runtime import forks
@@ -61,31 +62,6 @@ def _cannot_open(database: Database, error: OSError | sqlite3.Error) -> Unreacha
     return Unreachable(f"cannot open {database}: {error}. {advice}")
 
 
-class _Parameters(dict[str, Any]):
-    """Missing ones are null."""
-
-    def __missing__(self, key: str) -> None:
-        return None
-
-
-def _bind(given: Mapping[str, Any]) -> _Parameters:
-    """The values of a dictionary are bound as ``name_key``."""
-    parameters = _Parameters(given)
-    if dict in map(type, given.values()):
-        for name, value in given.items():
-            if isinstance(value, dict):
-                parameters.update({f"{name}_{key}": _as_column(inner) for key, inner in value.items()})
-    return parameters
-
-
-def _as_column(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    import json  # here: rarely needed, and every start would pay for it
-
-    return json.dumps(value)
-
-
 class _RollBack(Exception):
     """Ends a transaction that is not to be committed."""
 
@@ -98,6 +74,9 @@ class SqliteSession:
         self.database = database
         self.boot = boot_id()
         self._statements = statements("sqlite", database.schema)
+        self._texts: dict[str, str] = {}
+        """SQL by the name of its statement."""
+        self._calls: dict[str, Call] = {}
         self._mutex = threading.RLock()
         """One call at a time."""
         self.inside = threading.RLock()
@@ -148,14 +127,12 @@ class SqliteSession:
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
-        statement = self._statements[name]
+        call = self._calls.get(name) or self._find(name)
         try:
             self._enter(deadline)
-            if not statement.reads_only:
-                return self._run(statement, parameters, deadline)
-            if len(parameters) == statement.binds:
-                return self._execute(statement.steps[0].sql, parameters)
-            return self._run_steps(statement, parameters)
+            if call.reads is not None:  # hot: a get in bench objects; the function costs 6 %
+                return self._execute(self._texts.get(name) or self._text(name), {**call.reads, **parameters})
+            return self._perform(call, parameters, deadline)
         except sqlite3.Error as error:
             self._raise(error)
         finally:
@@ -169,7 +146,7 @@ class SqliteSession:
         deadline = now() + timeout
 
         def run() -> None:
-            for sql, _ in split(text):
+            for sql in split(text):
                 self._execute(sql)
 
         self._exclusively(lambda: self._write(run, deadline, volatile=True), deadline)
@@ -181,7 +158,7 @@ class SqliteSession:
 
         def run() -> NoReturn:
             for name, parameters in calls:
-                answers.append(self._run_steps(self._statements[name], parameters))
+                answers.append(self._find(name).perform(self._run, parameters))
             raise _RollBack
 
         try:
@@ -282,26 +259,28 @@ class SqliteSession:
 
     # Execution
 
-    def _run(self, statement: Statement, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
-        bound = parameters if len(parameters) == statement.binds else _bind(parameters)
-        if statement.alone:
-            first = statement.steps[0].sql
-            if rows := self._in_turn(deadline, statement.volatile, self._execute_patiently, first, deadline, bound):
-                return rows
-        else:
-            for step in statement.looks:
-                if rows := self._execute(step.sql, bound):
-                    return rows
-        return self._write(lambda: self._run_steps(statement, parameters), deadline, statement.volatile)
+    def _find(self, name: str) -> Call:
+        call = self._calls[name] = find(name, self._statements)
+        return call
 
-    def _run_steps(self, statement: Statement, given: Mapping[str, Any]) -> list[Row]:
-        parameters = _bind(given)
-        for step in statement.steps[:-1]:
-            if rows := self._execute(step.sql, parameters):
-                if step.stop:
-                    return rows
-                parameters.update(rows[0])
-        return self._execute(statement.steps[-1].sql, parameters)
+    def _perform(self, call: Call, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
+        if call.answer is not None and (rows := call.answer(self._run, **parameters)):
+            return rows
+        if call.attempt is not None:
+            text = self._texts.get(call.attempt) or self._text(call.attempt)
+            if rows := self._in_turn(
+                lambda: self._execute_patiently(text, deadline, parameters), deadline, call.volatile
+            ):
+                return rows
+        return self._write(lambda: call.perform(self._run, parameters), deadline, call.volatile)
+
+    def _run(self, name: str, /, **parameters: Any) -> list[Row]:
+        # hot: 17 times a pair in bench sqlite, so the text is looked up here and not by Statements
+        return self._execute(self._texts.get(name) or self._text(name), parameters)
+
+    def _text(self, name: str) -> str:
+        text = self._texts[name] = self._statements[name].sql
+        return text
 
     def _write(self, action: Callable[[], T], deadline: float, volatile: bool = False) -> T:
         def run() -> T:
@@ -310,9 +289,9 @@ class SqliteSession:
             self._execute_patiently("commit", deadline)
             return result
 
-        return self._in_turn(deadline, volatile, run)
+        return self._in_turn(run, deadline, volatile)
 
-    def _in_turn(self, deadline: float, volatile: bool, action: Callable[..., T], *arguments: Any) -> T:
+    def _in_turn(self, action: Callable[[], T], deadline: float, volatile: bool) -> T:
         """Run ``action`` while no other process writes. ``volatile``: what it writes may be lost in a system crash."""
         try:
             try:
@@ -320,7 +299,7 @@ class SqliteSession:
                 synchronous = "normal" if volatile and self.boot else "full"
                 if self._synchronous != synchronous:
                     self._set_synchronous(synchronous, deadline)
-                return action(*arguments)
+                return action()
             finally:
                 self._end_turn()
         except BaseException:

@@ -1,15 +1,15 @@
-"""Named statements and numbered migrations, read from the .sql files of each noun.
+"""Named statements and numbered migrations, read from the .sql files of each noun. It decides nothing.
 
-The text is never changed, except for the schema's name, which is validated. hot: every command starts with this. So a
-statement is parsed on first use, those of SQLite without regular expressions (compiling one takes longer than reading
-the files), and there is no ``from __future__ import annotations``: named tuples would compile each annotation.
+Under each ``-- name:`` is one statement of plain SQL; comments have no meaning. The text is never changed, except for
+the schema's name, which is validated. hot: every command starts with this. So a statement is parsed on first use, those
+of SQLite without regular expressions (compiling one takes longer than reading the files), and there is no ``from
+__future__ import annotations``: named tuples would compile each annotation.
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import takewhile
 from typing import Literal, NamedTuple
 
 Dialect = Literal["postgres", "sqlite"]
@@ -37,33 +37,16 @@ _WRITES = frozenset({"insert", "update", "delete", "replace"})
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-class StatementStep(NamedTuple):
-    """One statement of a script; ``stop`` ends the script when it returns a row."""
-
+class Statement(NamedTuple):
+    name: str
     sql: str
-    stop: bool = False
+    parameters: tuple[str, ...] = ()
+    """In the order of their numbers on PostgreSQL; SQLite binds by name."""
 
     @property
-    def reads(self) -> bool:
+    def reads_only(self) -> bool:
         first, *rest = self.sql.replace("(", " ").replace(")", " ").split()
         return first in ("select", "pragma") or (first == "with" and _WRITES.isdisjoint(rest))
-
-
-class Statement(NamedTuple):
-    """A named statement: one step with numbered parameters (PostgreSQL), or several that bind by name (SQLite)."""
-
-    name: str
-    parameters: tuple[str, ...]
-    steps: tuple[StatementStep, ...]
-    reads_only: bool = False
-    looks: tuple[StatementStep, ...] = ()
-    """The first steps, if they only read and may end the script: they run before anything is locked."""
-    alone: bool = False
-    """Whether the first step writes and may end the script: it runs without a transaction around it."""
-    volatile: bool = False
-    """Whether what it writes may be lost in a system crash, because it is void after that anyway."""
-    binds: int = -1
-    """The number of parameters of its first step, if that may be the only one; else -1."""
 
 
 class Migration(NamedTuple):
@@ -120,7 +103,7 @@ class Statements(Mapping[str, Statement]):
 
     def __getitem__(self, name: str) -> Statement:
         if (statement := self._parsed.get(name)) is None:
-            statement = self._parsed[name] = _parse(self._dialect, name, self._body(name))
+            statement = self._parsed[name] = _parse(self._dialect, name, self._bodies[name])
         return statement
 
     def __iter__(self) -> Iterator[str]:
@@ -128,12 +111,6 @@ class Statements(Mapping[str, Statement]):
 
     def __len__(self) -> int:
         return len(self._bodies)
-
-    def _body(self, name: str) -> str:
-        """The text, with another statement in place of the line ``-- as: name``."""
-        before, marker, rest = self._bodies[name].partition("-- as: ")
-        other, _, after = rest.partition("\n")
-        return f"{before}{self._bodies[other]}{after}" if marker else before
 
 
 @lru_cache
@@ -143,34 +120,32 @@ def statements(dialect: Dialect, schema: str = SCHEMA) -> Statements:
 
 
 def _parse(dialect: Dialect, name: str, body: str) -> Statement:
+    [text] = split(body)
     if dialect == "sqlite":
-        steps = tuple(StatementStep(sql, stop) for sql, stop in split(body))
-        looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
-        reads_only, volatile = all(step.reads for step in steps), body.startswith("-- volatile")
-        alone = steps[0].stop and not looks
-        binds = steps[0].sql.count(":") if alone or (reads_only and len(steps) == 1) else -1
-        return Statement(name, (), steps, reads_only, looks, alone, volatile, binds)
-    text = " ".join(sql for sql, _ in split(body))
-    parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
+        return Statement(name, text)
+    parameters = parameters_of(text)
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}
-    return Statement(name, parameters, (StatementStep(re.sub(_PARAMETER, lambda match: numbers[match[1]], text)),))
+    return Statement(name, re.sub(_PARAMETER, lambda match: numbers[match[1]], text), parameters)
 
 
-def split(script: str) -> list[tuple[str, bool]]:
-    """The statements of a script, each with whether ``-- stop`` precedes it. Semicolons end lines, never strings."""
-    parts: list[tuple[str, bool]] = []
+def parameters_of(sql: str) -> tuple[str, ...]:
+    """The names in it that are written ``:name``."""
+    return tuple(dict.fromkeys(re.findall(_PARAMETER, sql)))
+
+
+def split(script: str) -> list[str]:
+    """The statements of a script, without comments. Semicolons end lines, never strings."""
+    parts: list[str] = []
     lines: list[str] = []
-    stop = False
     for line in [*script.splitlines(), ";"]:
         code = line.split("--", 1)[0].rstrip()
-        stop = stop or line.strip() == "-- stop"
         if code:
             lines.append(code)
         if code.endswith(";"):
             text = "\n".join(lines).rstrip(";").strip()
             if text:
-                parts.append((text, stop))
-            lines, stop = [], False
+                parts.append(text)
+            lines = []
     return parts
 
 

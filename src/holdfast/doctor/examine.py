@@ -161,5 +161,5 @@ class _FactCollector:
 
 def _functions_used(schema: str) -> list[str]:
     """The SQL functions that holdfast's own statements call."""
-    texts = (step.sql for statement in statements("postgres", schema).values() for step in statement.steps)
+    texts = (statement.sql for statement in statements("postgres", schema).values())
     return sorted({name for text in texts for name in re.findall(rf"\b{schema}\.(\w+)\(", text)})

@@ -1,18 +1,17 @@
--- name: audit_note
--- stop
-select 0 as done where not exists (select 1 from holdfast_audit where id = :entry and outcome is null);
-update holdfast_audit set fence = coalesce(:fence, fence), detail = coalesce(:detail, detail) where id = :entry;
-select 1 as done;
-
 -- name: audit_list
 select id, at, actor, null as role, action, subject, reason, fence, detail, outcome, ended_at from holdfast_audit order by id desc limit :most;
 
--- name: audit_begin
+-- name: audit_begin.insert
 insert into holdfast_audit (at, actor, action, subject, reason, detail) values ({now}, :actor, :action, :subject, :reason, :detail);
+
+-- name: audit_begin.entry
 select last_insert_rowid() as entry;
 
--- name: audit_end
--- stop
-select 0 as done where not exists (select 1 from holdfast_audit where id = :entry and outcome is null);
+-- name: audit.open_entry
+select 1 from holdfast_audit where id = :entry and outcome is null;
+
+-- name: audit_note.update
+update holdfast_audit set fence = coalesce(:fence, fence), detail = coalesce(:detail, detail) where id = :entry;
+
+-- name: audit_end.update
 update holdfast_audit set outcome = :outcome, ended_at = {now} where id = :entry;
-select 1 as done;

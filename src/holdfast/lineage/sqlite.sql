@@ -9,32 +9,36 @@ select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
   from holdfast_wal w left join holdfast_idempotency_log g on g.idem_key = w.idem_key
  where w.id > coalesce(:after_place, 0) order by w.id limit :most;
 
--- name: relay_open
--- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token);
+-- name: relay.lease
+select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token;
+
+-- name: relay_open.insert
 insert into holdfast_relay (name, place, told, fence, moved_at) values (:name, 0, 0, 0, {now}) on conflict do nothing;
+
+-- name: relay_open.cursor
 select 'done' as state, 0 as horizon, place, tries, taken, coalesce({now} - (select at from holdfast_wal where id > r.place order by id limit 1), 0) as lag
   from holdfast_relay r where name = :name;
 
--- name: relay_begin
--- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token);
+-- name: relay_begin.tries
 update holdfast_relay set tries = :tries where name = :name;
-select 'begun' as state;
 
--- name: relay_move
--- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token);
--- stop
-select 'gone' as state where not exists (select 1 from holdfast_relay where name = :name);
+-- name: relay_move.relay
+select 1 from holdfast_relay where name = :name;
+
+-- name: relay_move.cursor
 update holdfast_relay set moved_at = case when place = :place then moved_at else {now} end, place = :place, told = told + :told, fence = :fence,
        problem = :problem, tries = :tries, taken = coalesce(:taken, taken), since = case when :problem is not null then coalesce(since, {now}) end where name = :name;
+
+-- name: relay_move.published
 update holdfast_outbox set published_at = {now} where published_at is null and exists (
     select 1 from json_each(:ended) where idem_key = value ->> 0 and attempt <= value ->> 1);
+
+-- name: relay_move.unparked
 delete from holdfast_parked where relay = :name and id in (select value from json_each(:freed));
+
+-- name: relay_move.parked
 insert into holdfast_parked select :name, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, {now}, 0 from json_each(:parked) where true
     on conflict (relay, id) do update set problem = excluded.problem, tries = tries + excluded.tries, again = 0;
-select 'moved' as state;
 
 -- name: relay_list
 select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder from holdfast_live where name = '@relay:' || r.name) as holder,
@@ -46,11 +50,11 @@ select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder f
 select id, idem_key as key, event, problem, tries, parked_at, again from holdfast_parked
  where relay = :name and (again or not :only_again) order by rowid limit :most;
 
--- name: relay_retry
+-- name: relay_retry.update
 update holdfast_parked set again = 1 where relay = :name and (:id is null or id = :id);
-select changes() as asked;
 
--- name: relay_remove
+-- name: relay_remove.parked
 delete from holdfast_parked where relay = :name;
+
+-- name: relay_remove.relay
 delete from holdfast_relay where name = :name;
-select changes() as removed;

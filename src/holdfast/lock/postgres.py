@@ -234,7 +234,7 @@ class PostgresLockWire:
 
 
 def _put_in_full(session: PostgresSession, statement: bytes, parameters: Sequence[bytes]) -> None:
-    session.pgconn.send_query_params(session._statements[statement.decode()].steps[0].sql.encode(), parameters)
+    session.pgconn.send_query_params(session._statements[statement.decode()].sql.encode(), parameters)
 
 
 def _batch(ops: Sequence[Op]) -> tuple[bytes, bytes, bytes]:

@@ -1,14 +1,16 @@
--- name: object_swap
--- The most frequent write: JSON text, at the expected version. It needs no explicit transaction.
--- stop
+-- name: object_swap.update
 update holdfast_object set body = :body, raw = null, updated_at = {now},
        version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
  where type = :type and id = :id and version = :expected
 returning 'done' as status, version, created_at, updated_at, name, labels;
+
+-- name: object.conflict
 select 'conflict' as status, version as current from (select 1) left join holdfast_object on type = :type and id = :id;
 
--- name: object_put
--- stop
+-- name: object.lease
+select 1 from holdfast_live where name = :lease and token = :lease_token;
+
+-- name: object_put.upsert
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
 select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_place
  where (:condition <> 'match' or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
@@ -18,12 +20,13 @@ select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20
        name = case when :rename then excluded.name else name end, labels = coalesce(:labels, labels)
  where :condition <> 'create'
 returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
--- stop
-select 'fenced' as status where :lease is not null and not exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token);
--- stop
+
+-- name: object_put.refused
 select case when :condition = 'create' then 'exists' else 'conflict' end as status, version as current, null as owner
   from (select 1) left join holdfast_object on type = :type and id = :id
  where :condition = 'create' and version is not null or :condition = 'match' and version is not :expected;
+
+-- name: object_put.taken
 select 'taken' as status, version as current, id as owner from holdfast_object where type = :type and name = :name and id <> :id;
 
 -- name: object_put_many
@@ -37,14 +40,10 @@ select o.type, o.id, r.value ->> '$.body', (p.last + row_number() over (order by
     on conflict (type, id) do update set body = excluded.body, raw = null, version = excluded.version, updated_at = excluded.updated_at
 returning id, version;
 
--- name: object_delete
--- stop
+-- name: object_delete.delete
 delete from holdfast_object where type = :type and id = :id and version = :expected
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
 returning 'done' as status, null as current;
--- stop
-select 'fenced' as status where :lease is not null and not exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token);
-select 'conflict' as status, version as current from (select 1) left join holdfast_object on type = :type and id = :id;
 
 -- name: object_get
 select name, body, raw, labels, version, created_at, updated_at from holdfast_object where type = :type and id = :id;

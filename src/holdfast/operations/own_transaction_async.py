@@ -517,5 +517,5 @@ def _psycopg_names() -> _PsycopgNames:
 def _split_statement(schema: str, statement: str) -> tuple[list[bytes], list[str]]:
     """The texts between the parameters, and the names of the parameters in this order."""
     parsed = statements("postgres", schema)[statement]
-    pieces = re.split(r"\$(\d+)", parsed.steps[0].sql)
+    pieces = re.split(r"\$(\d+)", parsed.sql)
     return [text.encode() for text in pieces[::2]], [parsed.parameters[int(number) - 1] for number in pieces[1::2]]

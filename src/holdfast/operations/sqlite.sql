@@ -3,9 +3,11 @@ select status, fingerprint, result, result_hash, error, attempt, fence, wal_poin
        coalesce(expires_at <= {now}, 0) as expired, {now} as now
   from (select 1) left join holdfast_operation on idem_key = :key;
 
--- name: operation_begin
--- The first statement changes nothing, and makes this transaction the one that writes.
+-- name: operation_begin.lock
+-- Changes nothing, and makes this transaction the one that writes.
 update holdfast_idempotency_log set attempt = attempt where 0;
+
+-- name: operation_begin.state
 select json_object('state', case when exists (select 1 from holdfast_live where name = :lease) then 'busy' else 'free' end, 'began', null, 'fixed', 1,
        'now', {now}, 'known', case when status is not null then json_object(
        'status', status, 'fingerprint', fingerprint, 'result', result, 'result_hash', result_hash, 'error', error, 'attempt', attempt, 'fence', fence,
@@ -13,51 +15,59 @@ select json_object('state', case when exists (select 1 from holdfast_live where 
        'expired', coalesce(expires_at <= {now}, 0)) end) as answer
   from (select 1) left join holdfast_operation on idem_key = :key;
 
--- name: operation_write
--- stop
-select 'fenced' as state where :token is not null and not exists (select 1 from holdfast_live where name = :owner and token = :token);
--- stop
+-- name: operation.lease
+select 1 from holdfast_live where name = :owner and token = :token;
+
+-- name: operation_write.changed
 select 'changed' as state where :expected is not (select wal_pointer from holdfast_idempotency_log where idem_key = :key);
+
+-- name: operation_write.log
 insert into holdfast_idempotency_log values (:key, :pipeline, :task, :dataset, :operation, :status, :result_hash, {now}, {now}, :checksum, :params_hash, :pointer,
        :fingerprint, :result, :attempt, :fence, :error, {now} + :keep, :label, :owner, :rollback, :effect_started, :failures)
     on conflict (idem_key) do update set status = excluded.status, result_hash = excluded.result_hash, updated_at = excluded.updated_at,
        wal_pointer = excluded.wal_pointer, fingerprint = excluded.fingerprint, result = excluded.result, attempt = excluded.attempt, fence = excluded.fence,
        error = excluded.error, expires_at = excluded.expires_at, owner = excluded.owner, rollback = excluded.rollback, effect_started = excluded.effect_started, failures = excluded.failures;
+
+-- name: operation.entries
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
+
+-- name: operation_write.outbox
 insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
-select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(coalesce(:outbox, '[]'));
-select 'done' as state;
+select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(:outbox);
 
--- name: operation_end
--- as: operation_write
-
--- name: operation_claim_many
--- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
+-- name: operation_claim_many.log
 insert into holdfast_idempotency_log
 select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial', null, {now}, {now}, value ->> 9, value ->> 10, value ->> 1, value ->> 4, null, 1,
        :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:rows) where true on conflict do nothing;
+
+-- name: operation_claim_many.entries
 insert into holdfast_wal (idem_key, number, at, entries)
 select g.idem_key, 1, {now}, value ->> 2 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
  where true on conflict do nothing;
+
+-- name: operation_claim_many.others
 select null as state, g.idem_key as key, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
        g.rollback, g.effect_started, g.failures, g.alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now
   from json_each(:rows) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
 
--- name: operation_finish_many
--- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
+-- name: operation_finish_many.outbox
 insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
 select g.idem_key, g.attempt, json_extract(o.value, '$[0]'), json_extract(o.value, '$[1]'), {now}
   from json_each(:rows) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
   join json_each(coalesce(e.value ->> 11, '[]')) o;
+
+-- name: operation_finish_many.log
 update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, result_hash = value ->> 7, error = value ->> 8, updated_at = {now},
        wal_pointer = value ->> 2, failures = value ->> 9, effect_started = value ->> 10,
        expires_at = case value ->> 5 when 'success' then {now} + :keep end
   from json_each(:rows) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
+
+-- name: operation_finish_many.entries
 insert into holdfast_wal (idem_key, number, at, entries)
 select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
  where true on conflict do nothing;
+
+-- name: operation_finish_many.changed
 select value ->> 0 as key, null as state from json_each(:rows)
  where not exists (select 1 from holdfast_idempotency_log g where g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2);
 
@@ -80,22 +90,26 @@ select (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
          where dataset_id = :dataset and operation_type = :operation and params_hash = :params_hash and pipeline_id = :pipeline and task_id = :task
            and raw_checksum is not :checksum and (status = 'partial' or status = 'failure' and failures > 0) limit 1) as retry_of;
 
--- name: review_open
+-- name: review_open.close_done
 update holdfast_review set closed_at = {now}, spent_at = {now}, outcome = 'done'
  where id in (select id from holdfast_review_now where idem_key = :key and closed_at is null and status = 'done');
--- stop
-select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
-insert into holdfast_review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
-values (:key, :label, :dataset, :operation, :reason, :detail, {now});
+
+-- name: review_open.id
 select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
 
--- name: review_take
--- stop
+-- name: review_open.insert
+insert into holdfast_review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
+values (:key, :label, :dataset, :operation, :reason, :detail, {now});
+
+-- name: review_take.denied
 select id, status as outcome, actor, answer from holdfast_review_now
  where idem_key = :key and spent_at is null and (status = 'rejected' or status = 'open' and reason <> 'attempts')
  order by status <> 'rejected', id limit 1;
--- stop
-select null as id where not exists (select 1 from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null);
+
+-- name: review_take.approved
+select id from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null limit 1;
+
+-- name: review_take.spend
 update holdfast_review set spent_at = {now}
  where id = (select min(id) from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null)
 returning id, outcome, actor, answer;
@@ -109,10 +123,9 @@ select id, idem_key as key, label, dataset_id as dataset, operation_type as oper
   from holdfast_review_now
  where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :most;
 
--- name: review_decide
+-- name: review_decide.update
 update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor, answer = :answer
  where id = (select id from holdfast_review_now where id = :id and status = 'open');
-select changes() as decided;
 
 -- name: operation_failed
 select coalesce(sum(failures), 0) as failed from holdfast_idempotency_log
@@ -152,32 +165,34 @@ select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :ha
 select 0 as epoch, 0 as horizon, w.id as place, w.idem_key as key, w.entries
   from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :most) w order by w.id;
 
--- name: wal_archive
--- stop
+-- name: wal_archive.done
 select 'archived' as state where exists (select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :pointer);
--- stop
+
+-- name: wal_archive.changed
 select 'changed' as state where not exists (
     select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :expected and status <> 'partial');
--- stop
+
+-- name: wal_archive.unpublished
 select 'unpublished' as state where exists (select 1 from holdfast_outbox where idem_key = :key and published_at is null)
     or exists (select 1 from holdfast_relay where place < (select max(id) from holdfast_wal where idem_key = :key))
     or exists (select 1 from holdfast_parked where idem_key = :key);
-update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
--- Insert before the delete, so that the highest rowid stays: SQLite would reuse it, and cursors would skip the new row.
-insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
-delete from holdfast_wal where idem_key = :key and number < :number;
-delete from holdfast_outbox where idem_key = :key;
-select 'archived' as state;
 
--- name: review_close
+-- name: wal_archive.pointer
+update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
+
+-- name: wal_archive.entries
+delete from holdfast_wal where idem_key = :key and number < :number;
+
+-- name: wal_archive.outbox
+delete from holdfast_outbox where idem_key = :key;
+
+-- name: review_close.update
 update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, outcome = coalesce(outcome, 'reset'), actor = coalesce(actor, :actor),
        answer = coalesce(answer, :answer) where idem_key = :key and spent_at is null;
-select changes() as closed;
 
--- name: operation_expire
+-- name: operation_expire.results
 update holdfast_idempotency_log set result = null where idem_key in (
     select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :most);
-select changes() as gone;
 
 -- name: operation_health
 -- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. What was reset or

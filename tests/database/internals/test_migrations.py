@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -16,7 +15,6 @@ import holdfast
 from holdfast.database import migrate
 from holdfast.database.statements import Dialect, Migration, migrations, split, statements
 from holdfast.errors import EngineError, Refused
-from holdfast.operations import batch
 from holdfast.testing.lease_contract import refused_after_waiting
 from tests.children import PATIENCE, Child
 from tests.cli.command import ask
@@ -86,7 +84,7 @@ def breaks(url: str, script: str) -> Iterator[str]:
     """The script, broken off at its end: by an error, and by the end of the session. Whatever was committed on the way
     is seen then."""
     sqlite = url.startswith("sqlite")
-    pieces = [f"{text};\n" for text, _ in split(script)] if sqlite else parts(script)
+    pieces = [f"{text};\n" for text in split(script)] if sqlite else parts(script)
     assert len(pieces) > (5 if "lease" in script else 1)  # later migrations are smaller
     yield "".join(pieces) + ("select no_such_function();\n" if sqlite else "select 1/0;\n")
     if not sqlite:
@@ -149,9 +147,8 @@ def test_whoever_comes_second_waits_for_longer_than_a_lock_is_waited_for(monkeyp
     """The first one may take its time, as when a standby is away: the session's own limit is not the end of it. For a
     transaction on the tables it is: whatever else wants them waits behind us."""
     url, ours = server().database(), statements("postgres", "holdfast")
-    known, lock = ours["session_tune"], ours["migrate_lock"].steps[0].sql.encode()
-    [step] = known.steps
-    hasty = known._replace(steps=(step._replace(sql=step.sql.replace("'10s'", "'50ms'")),))
+    known, lock = ours["session_tune"], ours["migrate_lock"].sql.encode()
+    hasty = known._replace(sql=known.sql.replace("'10s'", "'50ms'"))
     monkeypatch.setitem(ours._parsed, "session_tune", hasty)
     version = migrate._version
     asked: list[int] = []
@@ -208,7 +205,7 @@ def test_a_way_back_broken_off_anywhere_takes_nothing(bare: str) -> None:
 
 def test_a_process_killed_inside_a_migration_of_a_file_leaves_nothing(sqlite_url: str) -> None:
     path = sqlite_url.removeprefix("sqlite:///")
-    script = "".join(f"{text};\n" for text, _ in split(_all(sqlite_url)[0].up)[:-1])
+    script = "".join(f"{text};\n" for text in split(_all(sqlite_url)[0].up)[:-1])
     child = (
         "import os, signal, sqlite3, sys\n"
         "file = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -241,7 +238,7 @@ def run_as_psql_does(url: str, statements: list[str]) -> None:
 
 
 def cut(url: str, script: str) -> list[str]:
-    return [text for text, _ in split(script)] if url.startswith("sqlite") else parts(script)
+    return split(script) if url.startswith("sqlite") else parts(script)
 
 
 def transactions(pieces: list[str]) -> Iterator[list[str]]:
@@ -274,7 +271,7 @@ def test_the_printed_script_is_whole_or_not_at_all(bare: str) -> None:
 def test_the_printed_script_queues_behind_the_same_lock_as_everybody() -> None:
     url = server().database()
     lock = "select pg_advisory_xact_lock(hashtext('holdfast.migrate'))"
-    assert lock in statements("postgres")["migrate_lock"].steps[0].sql
+    assert lock in statements("postgres")["migrate_lock"].sql
     with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
         first.execute(lock.encode())
         second.execute("set lock_timeout = '200ms'")
@@ -339,55 +336,6 @@ def test_each_migration_records_itself(bare: str) -> None:
             assert (
                 raw.call("schema_applied")[-1].items() >= {"version": migration.version, "name": migration.name}.items()
             )
-
-
-def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> None:
-    """Except for those that look a database over: there the engines have nothing in common."""
-    postgres, sqlite = (
-        {name: each for name, each in statements(dialect).items() if not name.startswith("examine_")}
-        for dialect in DIALECTS
-    )
-    ours = {"lease_held", "session_look"}
-    assert sqlite.keys() - postgres.keys() == ours, "a standby that need not ask, and one who takes no turn to look"
-    of_sessions = {
-        "session_open",
-        "session_tune",
-        "session_hold",
-        "session_free",
-        "listen",
-        "wait_begin",
-        "wait_end",
-        "wait_long",
-    }
-    of_locks = {"tune", "room", "try", "try_pair", "unlock", "unlock_pair", "batch", "wait", "wait_pair", "break"}
-    of_sessions |= {f"lock_{name}" for name in of_locks}  # the kernel keeps them beside a file
-    assert postgres.keys() - sqlite.keys() == of_sessions | {
-        "vigil",
-        "migrate_lock",
-        "migrate_busy",
-        "protect_at_commit",
-        "begin",
-        "rollback",
-    }
-    of_answers_that_get_lost, of_snapshots = {"token", "again", "late"}, {"epoch", "until", "listening"}
-    only_there = {
-        "object_put": of_answers_that_get_lost,
-        "object_swap": of_answers_that_get_lost,
-        "object_delete": of_answers_that_get_lost,
-        "object_changes": of_snapshots,
-        "operation_begin": {"lock"},
-        "operation_write": {"lock"},
-        "operation_end": {"told"},
-        "operation_claim_many": {"lock", *batch.CLAIM_COLUMNS},
-        "operation_finish_many": {*batch.FINISH_COLUMNS},
-        "wal_read": {"epoch", "after_horizon"},
-        "relay_read": {"after_horizon"},
-        "relay_move": {"horizon"},
-    }
-    for name in postgres.keys() & sqlite.keys():
-        bound = {parameter for step in sqlite[name].steps for parameter in re.findall(r":([a-z_]+)", step.sql)}
-        bound |= {parameter.partition("_")[0] for parameter in bound}  # a dictionary is bound key by key
-        assert set(postgres[name].parameters) - only_there.get(name, set()) <= bound, name
 
 
 def _all(url: str) -> tuple[Migration, ...]:

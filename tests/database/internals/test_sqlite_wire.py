@@ -22,7 +22,7 @@ from holdfast.database import sqlite as wire
 from holdfast.database.file_turns import WriteTurn
 from holdfast.database.sqlite import boot_id
 from holdfast.database.sqlite_async import AsyncSqliteSession
-from holdfast.database.statements import migrations, statements
+from holdfast.database.statements import migrations
 from holdfast.database.url import parse
 from holdfast.errors import Refused, Unreachable
 from holdfast.lock.file_locks import KernelLockWire
@@ -30,6 +30,7 @@ from holdfast.runtime import forks
 from holdfast.testing.server import until
 from tests.children import Child
 from tests.conftest import migrated
+from tests.database.internals.test_statements import declared_calls
 from tests.raw_session import Raw
 
 LONG = 60.0
@@ -96,10 +97,11 @@ def test_a_commit_waits_for_the_disk_but_for_what_ends_with_the_machine(raw: Raw
         return bool(level == 2)
 
     given: dict[str, Any] = {"type": "box", "id": "b-1", "body": "1", "condition": "any", "rename": False}
+    given |= dict.fromkeys(("raw", "expected", "name", "labels", "lease", "lease_token"))
     for durable in ("object_put", "hello"):
         raw.acquire(durable)
         assert not waited()
-        raw.call(durable, **given, boot="another")
+        raw.call(durable, **(given if durable == "object_put" else {"boot": "another"}))
         assert waited(), durable
     raw.acquire("again")
     raw.session.set_down(time.monotonic() + LONG)  # and after a fork
@@ -109,7 +111,7 @@ def test_a_commit_waits_for_the_disk_but_for_what_ends_with_the_machine(raw: Raw
     raw.session.boot = None  # where one boot is not told from the next, fences are all there is
     raw.acquire("unknown")
     assert waited()
-    volatile = {name.partition("_")[0] for name, each in statements("sqlite").items() if each.volatile}
+    volatile = {name.partition("_")[0] for name, each in declared_calls().items() if each.volatile}
     assert volatile == {"lease", "beat", "slot", "lock", "purge"}
 
 

@@ -117,7 +117,8 @@ def test_a_slow_call_does_not_hold_up_another_thread_beyond_its_limit(slow: Slow
         slow.stall()
 
         def ask(timeout: float) -> None:
-            client._engine.call("purge" if either.startswith("postgres") else "beat_end", {}, timeout=timeout)
+            statement = ("purge", {}) if either.startswith("postgres") else ("beat_end", {"beat": None})
+            client._engine.call(*statement, timeout=timeout)
 
         slow_one = pool.submit(ask, 600.0)
         eventually(lambda: is_in_a_call(client), "it is in the call")

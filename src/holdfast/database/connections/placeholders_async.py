@@ -20,19 +20,14 @@ FAILED = (
 AUTOCOMMIT = "this connection is in autocommit mode and no transaction is open: begin a transaction, or omit tx"
 
 
+@lru_cache
 def with_placeholders(database: Database, name: str, style: str) -> str:
     """The statement, with parameters in the driver's style, e.g. ``%({})s``."""
-    return script(database, name, style)[0]
-
-
-@lru_cache
-def script(database: Database, name: str, style: str) -> list[str]:
-    """The same for a statement of several steps: the first one that returns a row is the last."""
     statement = statements(database.dialect, database.schema)[name]
-    steps = [step.sql for step in statement.steps]
+    sql = statement.sql
     for number, parameter in reversed(list(enumerate(statement.parameters, 1))):  # backwards: $1 is a part of $10
-        steps = [sql.replace(f"${number}", style.format(parameter)) for sql in steps]
-    return steps
+        sql = sql.replace(f"${number}", style.format(parameter))
+    return sql
 
 
 @contextmanager

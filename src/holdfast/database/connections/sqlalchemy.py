@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from holdfast.database import driver_errors as drivers
-from holdfast.database.connections.placeholders import AUTOCOMMIT, FAILED, encodable, script, with_placeholders
+from holdfast.database.connections.placeholders import AUTOCOMMIT, FAILED, encodable, with_placeholders
 from holdfast.database.connections.sqlite import check_file
 from holdfast.database.sessions import Row
+from holdfast.database.sqlite_calls import find
+from holdfast.database.statements import statements
 from holdfast.database.url import Database
 from holdfast.errors import EngineError
+from holdfast.runtime.concurrency import BLOCKS
 
 _IN_SAVEPOINT = (
     "a lease cannot protect a savepoint: if the driver has not begun a transaction before, SQLite commits when the "
@@ -85,20 +89,29 @@ class SqlAlchemy:
         return fence
 
     def write(self, statement: str, parameters: dict[str, Any]) -> Row:
-        from sqlalchemy import text
-
         connection = self._checked()
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
         if self._used is None:
             self._used = connection, drivers.commits(connection)
-        for sql in script(self._database, statement, ":{}"):
-            with encodable():
-                result = connection.execute(text(sql), parameters)
-            row = result.mappings().first() if result.returns_rows else None
-            if row is not None:
-                return dict(row)
-        return {}
+        perform = self._perform_on_sqlite if self._database.dialect == "sqlite" else self._run
+        if BLOCKS:
+            rows = perform(connection, statement, **parameters)
+        else:
+            rows = connection.run_sync(perform, statement, **parameters)
+        return rows[0] if rows else {}
+
+    def _perform_on_sqlite(self, connection: Any, name: str, /, **parameters: Any) -> list[Row]:
+        call = find(name, statements("sqlite", self._database.schema))
+        return call.perform(partial(self._run, connection), parameters)
+
+    def _run(self, connection: Any, name: str, /, **parameters: Any) -> list[Row]:
+        """On a connection that blocks, or seems to: ``run_sync`` makes one of an asynchronous connection."""
+        from sqlalchemy import text
+
+        with encodable():
+            result = connection.execute(text(with_placeholders(self._database, name, ":{}")), parameters)
+        return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
     def _checked(self) -> Any:
         """The connection. ValueError if it is to another database."""

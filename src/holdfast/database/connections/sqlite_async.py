@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast.database.connections.placeholders_async import ENDED, script, with_placeholders
+from holdfast.database.connections.placeholders_async import ENDED
 from holdfast.database.sessions import Row
+from holdfast.database.sqlite_calls import find
+from holdfast.database.statements import statements
 from holdfast.database.url import Database
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency_async import BLOCKS, sleep
@@ -29,7 +31,8 @@ class AsyncSqlite3:
     def __init__(self, database: Database, connection: sqlite3.Connection, what: str) -> None:
         if database.dialect != "sqlite":
             raise ValueError(f"{what} in {database}: a transaction of SQLite cannot be used with it")
-        self._database, self._connection = database, connection
+        self._connection = connection
+        self._statements = statements("sqlite", database.schema)
         check_file(database, self._execute("pragma database_list", {})[0], what)
 
     def in_transaction(self) -> bool:
@@ -69,15 +72,16 @@ class AsyncSqlite3:
         return None
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        rows, _ = self._execute(with_placeholders(self._database, statement, ":{}"), parameters)
+        rows, _ = self._execute(self._statements[statement].sql, parameters)
         return rows[0][0] if rows else None
 
     async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
-        for sql in script(self._database, statement, ":{}"):
-            rows, names = self._execute(sql, parameters)
-            if rows:
-                return dict(zip(names, rows[0], strict=True))
-        return {}
+        rows = find(statement, self._statements).perform(self._run, parameters)
+        return rows[0] if rows else {}
+
+    def _run(self, statement: str, /, **parameters: Any) -> list[Row]:
+        rows, names = self._execute(self._statements[statement].sql, parameters)
+        return [dict(zip(names, row, strict=True)) for row in rows] if rows else rows
 
     def _execute(self, sql: str, parameters: dict[str, Any]) -> tuple[list[Any], list[str]]:
         """The rows and their column names, independent of the user's row and text factories."""

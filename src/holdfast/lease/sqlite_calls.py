@@ -1,0 +1,206 @@
+"""The calls of leases on SQLite.
+
+They are volatile, because a lease is void after a crash of the machine: its holders are gone with it, and the first
+session of a new boot raises the fence. Durable are those that record what an operator did.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.database.sqlite_calls import Rows, Run, call, changes
+
+
+def _done(is_done: object) -> Rows:
+    return [{"done": 1 if is_done else 0}]
+
+
+def refuse_acquire(
+    run: Run,
+    name: str,
+    holder: str,
+    token: str,
+    beat: str | None = None,
+    reenter: bool = False,
+    process: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> Rows:
+    """The answer to an acquire that changes nothing: granted before, held by another, or its beat is lost."""
+    if rows := run("lease_acquire.granted_before", name=name, token=token):
+        return rows
+    if rows := run("lease_acquire.held", name=name, holder=holder, reenter=reenter):
+        return rows
+    if beat is not None and (rows := run("lease_acquire.beat_lost", beat=beat, label=(process or {}).get("label"))):
+        return rows
+    return []
+
+
+@call(volatile=True, answer=refuse_acquire)
+def lease_acquire(
+    run: Run,
+    name: str,
+    holder: str,
+    ttl: float,
+    token: str,
+    beat: str | None = None,
+    reenter: bool = False,
+    at_least: float | None = None,
+    solo: bool | None = None,
+    session_key: int | None = None,
+    process: Mapping[str, Any] | None = None,
+) -> Rows:
+    """``reenter`` concerns ``refuse_acquire`` alone, which has let this pass."""
+    former = next(iter(run("lease_acquire.former", name=name, beat=beat)), None)
+    [row] = run("lease_acquire.fence")
+    status, held_by = "acquired", None
+    if former is not None:
+        is_reentered, held_by = former["outcome"] == "reentered", former["holder"]
+        status = "reentered" if is_reentered else "taken_over"
+        run("lease_acquire.history", name=name, outcome=former["outcome"])
+        run("beat.delete_solo", beat=former["beat"])
+        run("lease_acquire.leave_beat", beat=former["beat"], dead=not is_reentered)
+    beat = os.urandom(16).hex() if beat is None else beat
+    columns = _columns(process or {})
+    run("lease_acquire.beat", beat=beat, holder=holder, ttl=ttl, solo=solo, session_key=session_key, **columns)
+    run("lease_acquire.lease", name=name, holder=holder, beat=beat, token=token, fence=row["fence"], at_least=at_least)
+    return run("lease_acquire.granted", name=name, status=status, held_by=held_by)
+
+
+def _columns(process: Mapping[str, Any]) -> dict[str, Any]:
+    """What a listing shows of a process."""
+    columns = {column: process.get(column) for column in ("label", "host", "pid", "started", "info")}
+    if isinstance(columns["info"], Mapping):
+        import json  # here: rarely needed, and every start would pay for it
+
+        columns["info"] = json.dumps(columns["info"])
+    return columns
+
+
+def _not_alive(run: Run, name: str, token: str) -> Rows:
+    return [] if run("lease.alive", name=name, token=token) else _done(False)
+
+
+@call(volatile=True, answer=_not_alive)
+def lease_renew(run: Run, name: str, token: str) -> Rows:
+    """Whether it was renewed is for the update to say: the clock goes on after the answer."""
+    return _done(run("lease_renew.beat", name=name, token=token))
+
+
+def _not_stored(run: Run, name: str, token: str, **_: Any) -> Rows:
+    return [] if run("lease.stored", name=name, token=token) else _done(False)
+
+
+@call(volatile=True, answer=_not_stored)
+def lease_release(run: Run, name: str, token: str, tell: bool | None = None) -> Rows:
+    """``tell``: let the keeper of the beat notice it, which may be in another process."""
+    [lease] = run("lease_release.lease", name=name)
+    run("lease.record_release", name=name)
+    if lease["keeps"]:
+        run("lease_release.kept_beat", name=name)
+        run("lease_release.kept_lease", name=name)
+    else:
+        run("lease.delete", name=name)
+    run("beat.delete_solo", beat=lease["beat"])
+    if tell:
+        run("beat.change", beat=lease["beat"])
+    return _done(True)
+
+
+@call(volatile=True, answer=_not_stored)
+def lease_abandon(run: Run, name: str, token: str) -> Rows:
+    """As a release, of what an unanswered acquire may have been granted: nothing is kept, nor is its beat."""
+    [lease] = run("lease.beat", name=name)
+    run("lease.record_release", name=name)
+    run("lease.delete", name=name)
+    run("beat.delete", beat=lease["beat"])
+    return _done(True)
+
+
+def _no_lease(run: Run, name: str, **_: Any) -> Rows:
+    return [] if run("lease.beat", name=name) else _done(False)
+
+
+@call(answer=_no_lease)
+def lease_force_release(run: Run, name: str, actor: str, reason: str, **_: Any) -> Rows:
+    run("lease_force_release.history", name=name, actor=actor, reason=reason)
+    [lease] = run("lease.beat", name=name)
+    run("beat.change", beat=lease["beat"])
+    run("beat.delete_solo", beat=lease["beat"])
+    run("lease.delete", name=name)
+    return _done(True)
+
+
+def _other_fence(run: Run, name: str, fence: int, **_: Any) -> Rows:
+    return [] if run("lease_force_release_if.lease", name=name, fence=fence) else _done(False)
+
+
+@call(answer=_other_fence)
+def lease_force_release_if(run: Run, name: str, fence: int, actor: str, reason: str) -> Rows:
+    """``fence`` concerns the answer alone, which has let this pass."""
+    return lease_force_release(run, name, actor, reason)
+
+
+def _not_recallable(run: Run, name: str, fence: int) -> Rows:
+    return [] if run("lease_recall.lease", name=name, fence=fence) else _done(False)
+
+
+@call(answer=_not_recallable)
+def lease_recall(run: Run, name: str, fence: int) -> Rows:
+    rows = run("lease_recall.lease", name=name, fence=fence)
+    for row in rows:  # none if it has just expired
+        run("lease_recall.want", beat=row["beat"], token=row["token"])
+    return _done(rows)
+
+
+def _not_expired(run: Run, name: str) -> Rows:
+    return [] if run("lease_clear.expired", name=name) else _done(False)
+
+
+@call(answer=_not_expired)
+def lease_clear(run: Run, name: str) -> Rows:
+    purge(run)
+    return _done(True)
+
+
+def _not_guarded(run: Run, name: str, token: str, **_: Any) -> Rows:
+    return [] if run("lease.alive", name=name, token=token) else [{"ended": None}]
+
+
+@call(answer=_not_guarded)
+def lease_wipe(run: Run, name: str, token: str, keep: str = "[]") -> Rows:
+    """Take away every lease but ``name`` and those in ``keep``, a JSON array."""
+    guards = run("lease.alive", name=name, token=token)
+    if not guards:  # it has just expired
+        return [{"ended": None}]
+    run("lease_wipe.history", name=name, keep=keep, actor=guards[0]["holder"])
+    run("lease_wipe.beats", name=name, keep=keep)
+    run("lease_wipe.solo_beats", name=name, keep=keep)
+    run("lease_wipe.leases", name=name, keep=keep)
+    return [{"ended": changes(run)}]
+
+
+@call(volatile=True)
+def beat_renew(run: Run, beat: str) -> Rows:
+    return run("beat_renew.update", beat=beat)
+
+
+@call(volatile=True)
+def beat_end(run: Run, beat: str) -> Rows:
+    run("beat_end.history", beat=beat)
+    run("beat_end.kept_beats", beat=beat)
+    run("beat_end.kept_leases", beat=beat)
+    run("beat_end.leases", beat=beat)
+    run("beat.delete", beat=beat)
+    return [{"ended": 0}]
+
+
+@call(volatile=True)
+def purge(run: Run) -> Rows:
+    run("purge.expire_beats")
+    run("purge.history")
+    run("purge.leases")
+    run("purge.beats")
+    run("purge.old_history")
+    return [{"ended": 0}]

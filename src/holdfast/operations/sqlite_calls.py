@@ -1,0 +1,115 @@
+"""The calls of operations, their log and their reviews on SQLite. All are durable: what was told must not be lost.
+
+``operation_begin``, ``operation_end`` and those of reviews also run in the user's own transaction. ``**_`` takes what
+PostgreSQL alone needs: ``lock`` and ``told``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.database.sqlite_calls import Rows, Run, call, changes
+
+
+@call()
+def operation_begin(run: Run, key: str, lease: str, **_: Any) -> Rows:
+    run("operation_begin.lock")
+    return run("operation_begin.state", key=key, lease=lease)
+
+
+def _not_writable(
+    run: Run, key: str, expected: str | None = None, owner: str | None = None, token: str | None = None, **_: Any
+) -> Rows:
+    if token is not None and not run("operation.lease", owner=owner, token=token):
+        return [{"state": "fenced"}]
+    return run("operation_write.changed", key=key, expected=expected)
+
+
+@call("operation_write", "operation_end", answer=_not_writable)
+def operation_write(
+    run: Run, key: str, number: int, entries: str, attempt: int, outbox: str | None = None, **row: Any
+) -> Rows:
+    """``row`` holds the other columns of the log."""
+    run("operation_write.log", key=key, attempt=attempt, **row)
+    run("operation.entries", key=key, number=number, entries=entries)
+    if outbox is not None:
+        run("operation_write.outbox", key=key, attempt=attempt, outbox=outbox)
+    return [{"state": "done"}]
+
+
+def _fenced(run: Run, owner: str, token: str, **_: Any) -> Rows:
+    return [] if run("operation.lease", owner=owner, token=token) else [{"state": "fenced"}]
+
+
+@call(answer=_fenced)
+def operation_claim_many(run: Run, rows: str, owner: str, fence: int, rollback: str | None = None, **_: Any) -> Rows:
+    """The operations among ``rows``, a JSON array, that were claimed before."""
+    run("operation_claim_many.log", rows=rows, fence=fence, owner=owner, rollback=rollback)
+    run("operation_claim_many.entries", rows=rows)
+    return run("operation_claim_many.others", rows=rows)
+
+
+@call(answer=_fenced)
+def operation_finish_many(run: Run, rows: str, keep: float | None = None, **_: Any) -> Rows:
+    """The operations among ``rows``, a JSON array, that were changed by another process."""
+    run("operation_finish_many.outbox", rows=rows)
+    run("operation_finish_many.log", rows=rows, keep=keep)
+    run("operation_finish_many.entries", rows=rows)
+    return run("operation_finish_many.changed", rows=rows)
+
+
+@call()
+def operation_expire(run: Run, most: int) -> Rows:
+    run("operation_expire.results", most=most)
+    return [{"gone": changes(run)}]
+
+
+@call()
+def review_open(run: Run, key: str, label: str, dataset: str, operation: str, reason: str, detail: str) -> Rows:
+    run("review_open.close_done", key=key)
+    if rows := run("review_open.id", key=key, reason=reason):
+        return rows
+    run("review_open.insert", key=key, label=label, dataset=dataset, operation=operation, reason=reason, detail=detail)
+    return run("review_open.id", key=key, reason=reason)
+
+
+def _no_approval(run: Run, key: str) -> Rows:
+    if rows := run("review_take.denied", key=key):
+        return rows
+    return [] if run("review_take.approved", key=key) else [{"id": None}]
+
+
+@call(answer=_no_approval)
+def review_take(run: Run, key: str) -> Rows:
+    return run("review_take.spend", key=key)
+
+
+@call()
+def review_decide(run: Run, id: int, outcome: str, actor: str, answer: str) -> Rows:
+    run("review_decide.update", id=id, outcome=outcome, actor=actor, answer=answer)
+    return [{"decided": changes(run)}]
+
+
+@call()
+def review_close(run: Run, key: str, actor: str, answer: str) -> Rows:
+    run("review_close.update", key=key, actor=actor, answer=answer)
+    return [{"closed": changes(run)}]
+
+
+def _not_archivable(run: Run, key: str, expected: str, pointer: str, **_: Any) -> Rows:
+    return (
+        run("wal_archive.done", key=key, pointer=pointer)
+        or run("wal_archive.changed", key=key, expected=expected)
+        or run("wal_archive.unpublished", key=key)
+    )
+
+
+@call(answer=_not_archivable)
+def wal_archive(run: Run, key: str, pointer: str, number: int, entries: str, **_: Any) -> Rows:
+    """Insert before the delete, so that the highest rowid stays: SQLite would reuse it, and cursors would skip the new
+    row."""
+    run("wal_archive.pointer", key=key, pointer=pointer)
+    run("operation.entries", key=key, number=number, entries=entries)
+    run("wal_archive.entries", key=key, number=number)
+    run("wal_archive.outbox", key=key)
+    return [{"state": "archived"}]
