@@ -141,6 +141,22 @@ def test_what_the_transcript_says_and_no_hook_told_becomes_a_turn() -> None:
     )
 
 
+def test_a_transcript_read_in_portions_adds_nothing_that_a_hook_reported() -> None:
+    """The hooks of a long transcript have all reported before its first portion is compared."""
+    prompted = apply(FRESH, "user-prompt-submit", SPOKEN, now=1.0, delay=0)
+    [first] = [each for each in prompted.writes if isinstance(each, Turn)]
+    turns = [first, first.model_copy(update={"number": 2}), first.model_copy(update={"number": 3})]
+    agent, portion = prompted.agent.but(turns=3), [TranscriptEntry("user", first.text)]
+    unseen = TranscriptEntry("agent", "looking")
+    step = worker_rules.reconcile(agent, [*portion, unseen], turns, 9.0, offset=50, is_end=False)
+    assert [each.text for each in step.writes if isinstance(each, Turn)] == ["looking"]
+    added = [each for each in step.writes if isinstance(each, Turn)]
+    rest = [each for each in [*turns, *added] if each.number > step.agent.transcript_turn]
+    last = worker_rules.reconcile(step.agent, portion * 2, rest, 9.0, offset=90, is_end=True)
+    assert last.writes == ()
+    assert (last.agent.transcript_offset, last.agent.transcript_turn, last.agent.reconciled_at) == (90, 4, 9.0)
+
+
 @UNHURRIED
 @given(st.binary(max_size=200))
 def test_no_transcript_is_too_strange_to_be_read(data: bytes) -> None:

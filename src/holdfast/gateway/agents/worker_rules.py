@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from holdfast.gateway.agents.lifecycle import Agent, AgentStep, Turn, add_turn, close, cut, end
@@ -48,19 +48,25 @@ def reconcile(
 ) -> AgentStep:
     """Add the entries of the transcript that no hook reported, as turns.
 
-    ``turns``: those since the last comparison. ``offset``: how far the file was read; ``is_end``: to its end.
+    ``turns``: those since the last comparison. ``offset``: how far the file was read. ``is_end``: whether that is its
+    end. If it is not, the next comparison gets the entries that follow, and the turns after the last one matched here:
+    hooks have reported those, too.
     """
-    reported = Counter((turn.role, turn.text) for turn in turns if turn.kind in ("prompt", "answer"))
-    step = AgentStep(agent)
+    reported: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+    for turn in turns:
+        if turn.source == "hook" and turn.kind in ("prompt", "answer"):
+            reported[turn.role, turn.text].append(turn.number)
+    step, last_matched = AgentStep(agent), agent.transcript_turn
     for entry in entries:
-        if reported[entry.role, cut(entry.text)] > 0:
-            reported[entry.role, cut(entry.text)] -= 1
+        if numbers := reported[entry.role, cut(entry.text)]:
+            last_matched = max(last_matched, numbers.popleft())
         else:
             kind = "prompt" if entry.role == "user" else "answer"
             step = add_turn(step, entry.role, kind, entry.text, now, "transcript")
-    at = now if is_end else agent.reconciled_at
-    compared = step.agent.but(transcript_offset=offset, transcript_turn=step.agent.turns, reconciled_at=at)
-    return step._replace(agent=compared)
+    progress = (
+        {"transcript_turn": step.agent.turns, "reconciled_at": now} if is_end else {"transcript_turn": last_matched}
+    )
+    return step._replace(agent=step.agent.but(transcript_offset=offset, **progress))
 
 
 def needs_polling(agent: Agent) -> bool:
