@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """The leases, locks, objects, operations and recipes of one database.
+
+    ``url`` is ``postgresql://…`` or ``sqlite:///file.db``; without it, the variable HOLDFAST_URL is read.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
@@ -80,7 +82,7 @@ class Client:
         self._objects: Objects | None = None
         self._operations: Operations | None = None
         self._firsts: dict[str, Any] = {}
-        """Which one is used, if two threads make one at the same moment."""
+        """By name: the first lock space, say, that was made. All threads use it, even if two made one at once."""
         self._rules: Policy | None = None
         if policy is not None:
             from holdfast.governance.policy import as_policy
@@ -334,8 +336,8 @@ class Client:
         """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
 
         Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
-        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
-        record is Ready. ``on_event(event)`` is told of what the platform says.
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: a record is Ready only if
+        this returns true, too. ``on_event(event)`` is called with each event of the driver.
         """
         from holdfast.recipes.reconciler import Reconciler
         from holdfast.recipes.reconciler_terms import ReconcilerTerms

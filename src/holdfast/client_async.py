@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """The leases, locks, objects, operations and recipes of one database.
+
+    ``url`` is ``postgresql://…`` or ``sqlite:///file.db``; without it, the variable HOLDFAST_URL is read.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
@@ -79,7 +81,7 @@ class AsyncClient:
         self._objects: AsyncObjects | None = None
         self._operations: AsyncOperations | None = None
         self._firsts: dict[str, Any] = {}
-        """Which one is used, if two threads make one at the same moment."""
+        """By name: the first lock space, say, that was made. All threads use it, even if two made one at once."""
         self._rules: Policy | None = None
         if policy is not None:
             from holdfast.governance.policy import as_policy
@@ -335,8 +337,8 @@ class AsyncClient:
         """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
 
         Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
-        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
-        record is Ready. ``on_event(event)`` is told of what the platform says.
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: a record is Ready only if
+        this returns true, too. ``on_event(event)`` is called with each event of the driver.
         """
         from holdfast.recipes.reconciler_async import AsyncReconciler
         from holdfast.recipes.reconciler_terms import ReconcilerTerms

@@ -3,7 +3,8 @@
     key = OperationKey(pipeline="etl", task="load", dataset="parcels", operation="upsert", version="3",
                        checksum=checksum_file(path), params={"srid": 4326}, bucket=time_bucket(now, 3600))
 
-The digest is over an encoding in which every part says its length, so no two keys meet by being put together.
+The digest is taken of an encoding in which every part has its length, so two different keys never have the same bytes,
+as they could if their parts were just concatenated.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class OperationKey:
         return lock_key(self.dataset, self.operation, self.shard)
 
     def check_whole(self, why: str = "sovereign") -> None:
-        """Such a dataset is locked whole: ValueError when this key would lock a part of it."""
+        """ValueError when the dataset must have one lock, which ``why`` explains, and its keys have several."""
         if self.shards > 1:
             raise ValueError(
                 f"dataset {self.dataset!r} is {why} and is locked whole: shards must be 1, not {self.shards}"
@@ -94,8 +95,8 @@ class OperationKey:
 
 @dataclass(frozen=True)
 class PlainKey:
-    """A key that is a text of the caller's: the operation is what the text says, and has a lock of its own. A text of
-    64 hexadecimal digits is taken for a digest, so that what a listing shows names the operation that it shows."""
+    """A key that is a text: equal texts are the same operation, and each has a lock of its own. A text of 64
+    hexadecimal digits is a digest, so a digest that was copied from a listing can be used as the key."""
 
     text: str
     pipeline: ClassVar[None] = None
@@ -124,7 +125,7 @@ class PlainKey:
         return int.from_bytes(_hashed(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
 
     def check_whole(self, why: str = "sovereign") -> None:
-        """It is one already."""
+        """Nothing to check: a plain key has one lock."""
 
 
 Key = OperationKey | PlainKey
@@ -155,7 +156,8 @@ def label_of(pipeline: str | None, task: str | None, dataset: str | None, operat
 
 
 def lock_key(dataset: str, operation: str, shard: int | None = None) -> int:
-    """64 bits, signed: what an advisory lock is called. Two that meet cost waiting, never a shared grant."""
+    """The key of an advisory lock: 64 bits, signed. If two collide, one operation waits for the other; they never share
+    the lock."""
     return _bits(("holdfast lock", dataset, operation, shard))
 
 
@@ -163,8 +165,8 @@ def time_bucket(when: datetime, every: timedelta | float, *, zone: tzinfo | None
     """The span of time that ``when`` is in, as text for a key: the same for every instant of the span.
 
     ``every``: its length, in seconds or as a timedelta. Spans are counted in UTC, whatever the zone of ``when``: hours
-    and days begin when they do there, weeks on Monday. ``zone``: days or weeks as they are there, of 23 or 25 hours
-    where the clocks change; shorter spans have no zone, because an hour that comes twice would be one.
+    and days begin as in UTC, weeks on Monday. ``zone``: local days or weeks of that zone; a day has 23 or 25 hours when
+    its clocks change. Shorter spans take no zone: the hour that is repeated would be one bucket instead of two.
     """
     length = _length(every)
     if not isinstance(when, datetime):
@@ -211,7 +213,8 @@ def _check_shards(shards: object) -> None:
 
 
 def _hashed(what: bytes, text: str) -> Any:
-    """Of the two, as of a list of them: every operation with a plain key waits for it. The text was checked."""
+    """sha256 of the canonical encoding of the list [``what``, ``text``]. hot: written out by hand, because every
+    operation with a plain key computes it (bench operation). ``text`` has passed ``check_name``."""
     body = text.encode()
     body = b"%bs%d:%b" % (what, len(body), body)
     return sha256(b"l%d:%b" % (len(body), body))

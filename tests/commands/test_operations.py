@@ -138,10 +138,12 @@ def test_old_entries_are_put_into_a_file_that_is_never_written_over(client: hold
     parameters["to"] = str(tmp_path / "new")
     client.operation("plain").run(lambda: 1)
     eventually(lambda: "up to 3 operations" in plan(), "the operations are a moment old")
-    with pytest.raises(holdfast.HoldfastError, match="1 were archived, 1 were not") as partly:
+    with pytest.raises(holdfast.HoldfastError, match="1 operations were archived, 1 were not") as partly:
         operator.run(client, "wal.archive", parameters, **JANE)
     assert not isinstance(partly.value, operator.CommandRefused), "something was changed"
     assert str(entries(client, "wal.archive")[0][3]).startswith("failed: ")
     parameters["to"] = str(tmp_path / "newer")
-    with pytest.raises(operator.CommandRefused, match=r"0 were archived, 1 were not: .*lineage is not published"):
+    with pytest.raises(
+        operator.CommandRefused, match=r"0 operations were archived, 1 were not: .*lineage is not published"
+    ):
         operator.run(client, "wal.archive", parameters, **JANE)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import holdfast
 from holdfast.gateway.agents import records, summaries
 from holdfast.gateway.agents.config_editor import merge
 from holdfast.gateway.agents.lifecycle import Turn
+from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import OPTIONS
 from tests.children import PATIENCE
 from tests.gateway.local_replica import LocalReplica, open_local_replica
@@ -92,14 +93,15 @@ async def test_a_summary_that_fails_or_is_broken_off_is_left_to_the_next(
 async def test_a_summary_that_was_made_between_our_look_and_our_lock_is_returned(
     local: LocalReplica, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = {"text": "theirs", "made_at": 1.0}
+    theirs, read, looks = {"text": "theirs", "made_at": 1.0}, summaries._stored, count()
 
-    @asynccontextmanager
-    async def store_theirs() -> AsyncIterator[None]:
-        await local.other.objects.put_if("summary", records.key(1, 1), theirs, holdfast.MustCreate())
-        yield
+    async def look(gateway: Gateway, id: str) -> dict[str, Any] | None:
+        stored = await read(gateway, id)
+        if next(looks) == 0:
+            await local.other.objects.put_if("summary", records.key(1, 1), theirs, holdfast.MustCreate())
+        return stored
 
-    monkeypatch.setattr(local.gateway.agents, "summarising", store_theirs())
+    monkeypatch.setattr(summaries, "_stored", look)
     slow.go_on.set()
     assert (await local.http.post(PATH)).json() == theirs
     assert slow.calls == []

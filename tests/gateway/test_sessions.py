@@ -238,6 +238,6 @@ async def test_what_a_leader_does_every_second_takes_no_more_than_a_tenth_of_the
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         patched.setattr(asyncio.get_running_loop(), "time", lambda: moment)
-        await leader_duties._repeat(term, 0.001, duty)
+        await leader_duties._repeat(term, "a duty", 0.001, duty)
     assert 0.9 <= pauses[0] <= 1.1
     assert pauses[1] <= 0.0011, "how long it took to fail says nothing"

@@ -2,9 +2,9 @@
 
     audit.begin ─▶ runtime lease ─▶ gate ─▶ plan (read-only) ─▶ audit.note ─▶ check grants ─▶ apply ─▶ audit.end
 
-Every change goes through ``execute``, with three exceptions. A dry run only plans. Break-glass does without the runtime
-lease, because it releases that lease. The migrations up to ``client.migrations.foundation`` create and remove the
-tables of leases and of the audit, so they run without them.
+Every change goes through ``execute``, except the migrations up to ``client.migrations.foundation``: they create and
+remove the tables of leases and of the audit, and run without them. A dry run ends with the plan. Break-glass runs
+without the runtime lease, because it releases that lease.
 """
 
 from __future__ import annotations

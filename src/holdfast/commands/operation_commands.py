@@ -98,7 +98,7 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     if result.left:
         reasons = "; ".join(f"{key[:12]}…: {reason}" for key, reason in list(result.left.items())[:3])
         kind = HoldfastError if result.operations else CommandRefused
-        raise kind(f"{result.operations} were archived, {len(result.left)} were not: {reasons}")
+        raise kind(f"{result.operations} operations were archived, {len(result.left)} were not: {reasons}")
 
 
 class _ArchiveFile:

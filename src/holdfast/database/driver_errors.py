@@ -1,4 +1,8 @@
-"""Makes the user's database driver raise FencedOut out of the user's own COMMIT, where no code of ours runs."""
+"""What database drivers do not say in the same way: SQLSTATE, serialization failures, autocommit, failed transactions.
+
+It also makes psycopg and SQLAlchemy raise FencedOut out of the user's own COMMIT, where no code of ours runs. It never
+runs a statement.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,9 @@ def sqlstate(error: BaseException | None) -> str | None:
 
 
 def raced(error: BaseException | None) -> bool:
-    """Whether it is a serialization failure on the lease's row, which only a takeover or a release writes. A failure
-    between serializable transactions of the user is not: that has a detail, its reason code."""
+    """Whether the error of a protecting statement, which touches the lease's row alone, is a serialization failure: a
+    takeover or a release has changed that row. A conflict among the user's serializable transactions gives False: the
+    server adds a DETAIL, the reason code, to that."""
     if sqlstate(error) != "40001":
         return False
     for each in _wrapped(error):
@@ -101,7 +106,7 @@ def failed(driver: Any) -> bool:
 
 
 def would_autocommit(connection: Any) -> bool:
-    """The same, before anything is written."""
+    """As ``autocommits``, but to be called before anything is written."""
     inner = _blocking(connection)
     if inner.dialect.name != "sqlite":
         return autocommits(connection)

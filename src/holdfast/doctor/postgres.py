@@ -418,7 +418,7 @@ def _value(facts: Facts, name: str, column: str, default: str | None) -> str:
     setting = next((setting for setting in rows(facts, "examine_settings") if setting["name"] == name), None)
     value = default if setting is None else setting[column]
     if value is None:
-        raise NotPermitted(f"the setting {name} is not visible to this role")
+        raise NotPermitted(f"this role may not read the server's setting {name}: GRANT pg_read_all_settings to it")
     return str(value)
 
 

@@ -232,7 +232,10 @@ class DriverWatch:
                 return event
             if self._reply.complete:  # the driver ends a watch that is too slow
                 self.close()
-                raise DriverError("this watch fell too far behind: list, and watch from now on", status=410)
+                raise DriverError(
+                    "this watch fell too far behind, and events were dropped: list the sandboxes, and watch again",
+                    status=410,
+                )
             if not self._receive_more(self._connection):
                 return None
 

@@ -231,7 +231,10 @@ class AsyncDriverWatch:
                 return event
             if self._reply.complete:  # the driver ends a watch that is too slow
                 await self.aclose()
-                raise DriverError("this watch fell too far behind: list, and watch from now on", status=410)
+                raise DriverError(
+                    "this watch fell too far behind, and events were dropped: list the sandboxes, and watch again",
+                    status=410,
+                )
             if not await self._receive_more(self._connection):
                 return None
 

@@ -176,7 +176,7 @@ def _sync(folder: Path) -> None:
 
 def has_supervisor(folder: Path, *, missing: bool | None = None) -> bool:
     """Whether a supervisor lives: it holds the lock, which the kernel releases when it dies. ``missing``: the answer
-    when there is no lock file; an error by default."""
+    when the lock file is not there or cannot be opened; an error by default."""
     try:
         file = (folder / "lock").open("rb+")
     except OSError as error:

@@ -44,16 +44,20 @@ def loops(gateway: Gateway) -> list[Loop]:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(gateway.reconciler.run(term))
-                group.create_task(_repeat(term, ORPHANS_EVERY, backends.end_orphans))
-                group.create_task(_repeat(term, SESSIONS_EVERY, lambda: sessions.reconcile(gateway)))
-                group.create_task(_repeat(term, FORGET_EVERY, lambda: sessions.forget_ended(gateway)))
+                group.create_task(_repeat(term, "ending orphans", ORPHANS_EVERY, backends.end_orphans))
+                group.create_task(
+                    _repeat(term, "comparing sessions with slots", SESSIONS_EVERY, lambda: sessions.reconcile(gateway))
+                )
+                group.create_task(
+                    _repeat(term, "removing old sessions", FORGET_EVERY, lambda: sessions.forget_ended(gateway))
+                )
         finally:
             sessions.stop_counting(gateway)
 
     return [Loop("leader", lambda: gateway.elector.run(lead))]
 
 
-async def _repeat(term: Any, every: float, duty: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(term: Any, name: str, every: float, duty: Callable[[], Awaitable[None]]) -> None:
     """Call ``duty`` about every ``every`` seconds until the term ends. Errors are logged, and the duty is retried."""
     clock = asyncio.get_running_loop().time
     while not term.stopping.is_set():
@@ -62,8 +66,9 @@ async def _repeat(term: Any, every: float, duty: Callable[[], Awaitable[None]]) 
             await duty()
         except Exception as error:
             log.event(
-                "leader.failed", WARNING, "a duty of the leader (every %(every)g s) failed and is retried: %(error)s",
-                every=every, error=str(error),
+                "leader.failed", WARNING,
+                "%(duty)s failed on the leader, and is tried again in about %(every)g s: %(error)s",
+                duty=name, every=every, error=str(error),
             )  # fmt: skip
             if term.stopping.is_set():  # the error replaced the cancellation, which does not come twice
                 return

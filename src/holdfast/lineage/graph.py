@@ -1,9 +1,9 @@
 """A sink that writes events to a graph database with Cypher: runs, the datasets they read and wrote, and which dataset
 is derived from which.
 
-Every statement is a MERGE on values of the event, so an event that arrives twice or late leads to the same graph.
-Datasets and relationships are written for COMPLETE only: a run that failed or is partial has none. MESSAGE events are
-not written.
+Every statement merges or sets values of the event, so an event that arrives twice or late leads to the same graph.
+Datasets and relationships are written for COMPLETE, and for a rollback, which marks what it has undone. A run that
+failed or is partial has none.
 """
 
 from __future__ import annotations

@@ -137,7 +137,8 @@ class OpenLineage:
             append(Path(self._to), "".join(f"{Serde.to_json(event)}\n" for event in run_events))
 
     def _emit(self, transport: Transport, event: RunEvent) -> None:
-        """Send one event. SinkDown unless the server accepted the POST itself.
+        """Send one event. SinkDown when the server takes no events at present: no answer, 5xx, wrong credentials, or a
+        redirect. HTTPError when it refuses this event.
 
         After a redirect, to a login page for example, requests may GET the new page with success: then the event was
         not stored.

@@ -89,8 +89,8 @@ class Relays:
         order within its dataset.
 
         ``relay``: the relay that published them, so that events it has not published yet, or has parked, are reported
-        as such. Without ``published`` only these are reported, of this relay or of all. Archived entries are not
-        compared. LookupError when there is no such relay.
+        as such. Without ``published`` nothing is compared: only waiting and parked events are reported, of this relay
+        or of all. Archived entries are not compared. LookupError when there is no such relay, or none was ever run.
         """
         uses_relays = relay is not None or published is None
         expected: Sequence[ExpectedEvents] = self._expected(relay) if uses_relays else [ExpectedEvents()]
@@ -98,7 +98,7 @@ class Relays:
         for row in self._rows():
             for events in expected:
                 events.add(row)
-        first, *others = [events.compare(stored) for events in expected]
+        first, *others = [events.compare(stored) for events in expected]  # each has counted the same rows
         return replace(first, problems=(*first.problems, *(problem for other in others for problem in other.problems)))
 
     def _expected(self, name: str | None) -> Sequence[ExpectedEvents]:

@@ -34,13 +34,13 @@ class ObjectWatch:
         self._buffer: deque[Change] = deque()
         """Changes read and not yet returned."""
         self._returned: Position | str | None = position
-        """The cursor of the last change returned."""
+        """Everything up to here was returned: the cursor of the last change or, after a whole batch, its end."""
         self._signal: Wakeup | None = None
         self._background: Background | None = None
         self._closed = False
         self._reader: int | None = None
         self._poll = min(engine.poll * 2, 0.6)
-        """Mean interval of polling; below a second, so that the session stays open."""
+        """Mean interval of polling, shorter than the time after which an idle session is closed."""
 
     @property
     def cursor(self) -> str | None:
@@ -58,7 +58,7 @@ class ObjectWatch:
         """The next change, or None when there is none within ``timeout`` seconds (None: wait for ever).
 
         CursorExpired when changes that were not returned yet have been trimmed. While the database cannot be reached,
-        it is retried until the timeout.
+        it is retried until the timeout; then Unreachable or Unanswered is raised.
         """
         until, caller = now() + check_timeout(timeout), current_id()
         if self._reader not in (None, caller):  # both would read the same batch
@@ -132,11 +132,14 @@ class ObjectWatch:
         self._buffer.extend(changes)
         if not changes:
             self._returned = self._position
-            if before.after is not None:  # the end of a batch that was cut: there may be changes after its snapshot
+            if (
+                before.after is not None
+            ):  # it ended a batch that was cut at BATCH rows: later changes may be there already
                 self._read_batch(until)
 
     def _wait(self, longest: float) -> None:
-        """Wait for a notification or the next poll. Subscribing wakes it once, so that no change is missed before."""
+        """Wait for a notification or the next poll. Subscribing wakes it once: a change between the last batch and the
+        start of listening is not missed."""
         if self._signal is None:
             self._signal = Wakeup()
         if self._background is None and self._engine.database.dialect == "postgres":

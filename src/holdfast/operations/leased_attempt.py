@@ -322,7 +322,8 @@ class LeasedAttempt(Attempt):
             grant.release(timeout=RELEASE_TIMEOUT)
         except EngineError as error:
             log.event(
-                "operation.released_late", WARNING, "the lease of operation %(operation)r is released later: %(error)s",
+                "operation.released_late", WARNING,
+                "operation %(operation)r has ended; its lease is released later, or expires: %(error)s",
                 operation=self.spec.key.label, error=str(error),
             )  # fmt: skip
             grant.abandon()

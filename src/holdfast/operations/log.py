@@ -128,7 +128,7 @@ def parse_entries(operation: str, text: str) -> list[LogEntry]:
         for number, kind, attempt, fence, at, detail, payload_hash in rows:
             numbers, texts = (number, attempt, fence, at), (kind, detail, payload_hash or "", previous, last)
             if {*map(type, numbers)} != {int} or {*map(type, texts)} != {str}:
-                raise TypeError(f"entry {number!r:.20} has parts of another type")
+                raise TypeError(f"entry {number!r:.20} of the log has a field of a wrong type: it was damaged")
             parts = (operation, number, kind, attempt, fence, at, detail, payload_hash, previous)
             previous = last if len(entries) == len(rows) - 1 else hash_entry(*parts)
             entries.append(LogEntry(*parts, previous))
@@ -688,11 +688,14 @@ class LogPage(NamedTuple):
 
 
 class LogCursor(NamedTuple):
-    """The position of the last row that was read."""
+    """The position of the last row that was read. Rows are ordered by horizon, then by place."""
 
     epoch: int | None = None
+    """Changes when the database is restored or failed over: then the other fields mean nothing."""
     after_horizon: str | None = None
+    """The transaction horizon of that row: transactions below it had ended when the row was placed."""
     after_place: int | None = None
+    """The number of that row among those of its horizon."""
 
     @classmethod
     def parse(cls, cursor: object) -> LogCursor:

@@ -63,7 +63,8 @@ class ShardPlan(NamedTuple):
 
 
 def plan(holder: str, count: int, members: Collection[str], owners: Mapping[int, str]) -> ShardPlan:
-    """What ``holder`` should do now. Shares differ by at most one; those who hold more already have the larger ones."""
+    """What ``holder`` should do now. Shares differ by at most one. The larger shares go to the
+    replicas that hold most shards now, so that few shards move."""
     replicas = sorted({*members, holder})
     held = {each: [shard for shard, owner in owners.items() if owner == each and shard < count] for each in replicas}
     small, larger = divmod(count, len(replicas))

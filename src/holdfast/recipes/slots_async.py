@@ -150,7 +150,8 @@ class AsyncSlots:
             in_use, again = await self._compare(read)
             for violation in repeated(violations, again):
                 log.event(
-                    "slots.violation", WARNING, "pool %(pool)r, slot %(slot)d: %(kind)s: %(about)s",
+                    "slots.violation", WARNING,
+                    "slot %(slot)d of pool %(pool)r and its sessions do not agree (%(kind)s): %(about)s",
                     pool=self.pool, slot=violation.slot, kind=violation.kind, about=violation.about,
                 )  # fmt: skip
                 self._counts.violations[self.pool, violation.kind] += 1

@@ -59,7 +59,8 @@ def compare(
     sessions: Iterable[Any], before: Mapping[int, SlotLease], after: Mapping[int, SlotLease]
 ) -> tuple[set[int], list[SlotViolation]]:
     """The slots that are in use, and the violations. ``before`` and ``after``: the live leases before and after the
-    sessions were read. A slot whose lease changed in between has no violation: either state may be the older one."""
+    sessions were read. A slot whose lease changed in between has no violation: it is unknown which of
+    the two leases its session belongs to."""
     in_use, violations = _compare([SessionClaim.of(session) for session in sessions], after)
     return in_use, [each for each in violations if before.get(each.slot) == after.get(each.slot)]
 

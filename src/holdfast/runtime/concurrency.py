@@ -445,8 +445,9 @@ class TermEnding(LeaseLost):
 class BoundedCalls:
     """Calls functions that may never return, and waits for a bounded time.
 
-    A thread cannot be ended, so the one that calls is left behind. To keep these few, a function that did not return is
-    called again only after twice the time, and fails at once until then, unless it returns after all.
+    A thread cannot be ended, so the one that calls is left behind. To keep these few, calls of a function that did not
+    return fail at once for a while: for as long as the last call was waited for, and twice as long each time. That ends
+    when it returns after all.
     """
 
     def __init__(self) -> None:
@@ -482,7 +483,7 @@ class BoundedCalls:
         self._late[what] = times + 1, now() + seconds * 2**times
         if result.done():  # at this very moment
             self._late.pop(what, None)
-        raise TimeoutError(f"{what} has not returned within {seconds:g} s")
+        raise TimeoutError(f"{what} has not returned within {seconds:g} s, and may still be running")
 
     def _idle_caller(self) -> _Caller:
         with suppress(IndexError):

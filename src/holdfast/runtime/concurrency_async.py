@@ -352,7 +352,7 @@ class AsyncBoundedCalls:
         except TimeoutError:
             if not limit.expired():
                 raise
-        raise TimeoutError(f"{what} has not returned within {seconds:g} s")
+        raise TimeoutError(f"{what} has not returned within {seconds:g} s, and may still be running")
 
 
 # Several things at once

@@ -1,8 +1,8 @@
 """What every engine promises of operations, as tests. An engine is complete when they pass.
 
-Subclass it as ``LeaseContract``, with the same two fixtures: ``url`` and ``connect``. Effects are counted in a list, as
-something outside of the database. How an effect commits with a transaction depends on the database driver, and is
-tested elsewhere.
+Use it as you use ``LeaseContract``: subclass it, and give the same two fixtures, ``url`` and ``connect``. Effects are
+counted in a list, as something outside of the database. How an effect commits with a transaction depends on the
+database driver, and is tested elsewhere.
 """
 
 from __future__ import annotations

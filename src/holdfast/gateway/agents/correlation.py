@@ -36,7 +36,9 @@ async def correlate(client: holdfast.AsyncClient, session_id: str, cwd: str | No
                 return stored.agent.number
             continue  # another request was faster, with this session or another one
         return await create(client, session_name(session_id), session_id=session_id, cwd=cwd)
-    raise holdfast.EngineError(f"session {session_id!r} was not correlated: too many begin in {cwd!r} at once")
+    raise holdfast.EngineError(
+        f"session {session_id!r} has no agent yet: too many sessions begin in {cwd!r} at once; try again"
+    )
 
 
 async def create(

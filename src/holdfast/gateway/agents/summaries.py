@@ -57,13 +57,14 @@ async def summarise(gateway: Gateway, command: AgentCommand, summariser: Summari
     if (stored := await _stored(gateway, id)) is not None:
         return stored
     lock = gateway.client.lock(f"gateway:summary:{id}")
-    async with gateway.agents.summarising, lock.or_skip() as grant:
+    async with lock.or_skip() as grant:
         if grant is None:
             return None
         if (stored := await _stored(gateway, id)) is not None:
             return stored
         turns = await records.list_turns(gateway.client, command.agent, after=command.first_turn - 1)
-        text = await _call(summariser, [turn for turn in turns if turn.command == command.number])
+        async with gateway.agents.summarising:
+            text = await _call(summariser, [turn for turn in turns if turn.command == command.number])
         summary = {"text": text, "made_at": time.time()}
         try:
             await gateway.client.objects.put_if("summary", id, summary, holdfast.MustCreate())

@@ -29,7 +29,7 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
 
 def _check_argv(argv: list[str]) -> list[str]:
     if not argv[0]:
-        raise ValueError("the first must not be empty: it is the program")
+        raise ValueError("the first argument must not be empty: it is the program to run")
     return argv
 
 
