@@ -58,8 +58,8 @@ def _is_in_doubt(error: BaseException) -> bool:
 class AuditEntry:
     """The open audit entry of a run, completed when its block exits.
 
-    An error of holdfast after the change was made does not undo it: the block swallows it and keeps its text in
-    ``doubt``. So it does when the outcome cannot be written.
+    An error of holdfast after the change was made does not undo the change: the block swallows it and keeps its text in
+    ``doubt``. An error while the outcome is written is never raised: ``doubt`` says that the entry has no outcome.
     """
 
     def __init__(self, client: Client, number: int, *, atomic: bool) -> None:

@@ -1,9 +1,9 @@
 """The background thread of a database: its session, its timers, the names it listens for, and statements to retry.
 
 A process has one for each database, shared by all clients of both flavours, so a blocked event loop, an exhausted pool
-or another database that does not answer cannot delay it. Leases that one missed heartbeat may end are kept by a second
-one (``brittle``): how long a call may take depends on the lease with the least time left, and a short lease of the
-other kind must not shorten the calls of these.
+or another database that does not answer cannot delay it. There is a second thread
+(``brittle``) for leases that one missed heartbeat ends: the timeout of a thread's calls follows from its lease with the
+least time left, so in one thread a short ordinary lease would shorten the calls that renew brittle ones.
 
 It knows no leases. ``lease/keeper.py`` registers its heartbeat here, and heartbeats go before everything else. The
 thread starts with the first thing to do, ends with the last, and survives every error: all leases depend on it.
@@ -119,7 +119,8 @@ class Background:
         until: bool | None = None,
         delay: float = 0.0,
     ) -> None:
-        """Send ``statement`` after ``delay`` seconds, and again for ``patience`` seconds: see PendingStatement."""
+        """Send ``statement`` after ``delay`` seconds, and again until it is answered as ``until`` demands. Give up
+        after ``patience`` seconds. See PendingStatement."""
         with self.lock:
             due = now() + delay
             self._pending.append(PendingStatement(statement, parameters, due, due + patience, until))

@@ -154,7 +154,7 @@ async def end(gateway: CurrentGateway, id: Id, body: SessionEnd) -> Any:
 
 
 async def reconcile(gateway: Gateway) -> None:
-    """Called by the leader: fail the sessions whose slot has expired, and compare slots with sessions.
+    """Called by the leader: fail the sessions whose slot has expired. Log and count where slots and sessions differ.
 
     Sessions of a pool that is not configured any more are included.
     """

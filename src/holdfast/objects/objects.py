@@ -155,7 +155,7 @@ class Objects:
         for attempt in range(ATTEMPTS):
             record = self.get(type, id)
             if record is None:
-                raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
+                raise Conflict(f"object {id!r} of type {type!r} does not exist, so it cannot be updated", current=None)
             payload = maybe_await(change(record))
             if payload is None or isinstance(payload, ObjectRecord):
                 returned = payload.__class__.__name__  # None: the function probably changed its argument in place

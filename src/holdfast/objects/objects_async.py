@@ -160,7 +160,7 @@ class AsyncObjects:
         for attempt in range(ATTEMPTS):
             record = await self.get(type, id)
             if record is None:
-                raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
+                raise Conflict(f"object {id!r} of type {type!r} does not exist, so it cannot be updated", current=None)
             payload = await maybe_await(change(record))
             if payload is None or isinstance(payload, ObjectRecord):
                 returned = payload.__class__.__name__  # None: the function probably changed its argument in place

@@ -1,4 +1,4 @@
-"""The driver as the reconciler uses it: every read of a backend also creates or ends it when the record asks for that.
+"""The driver as the reconciler uses it: ``get`` also creates or ends a backend when its record asks for that.
 
 The record is the truth. It is written first, and a replica may die before it has called the driver. The leader reads
 every record now and then, and a changed record at once, and completes what is left to do.
