@@ -17,12 +17,11 @@ from holdfast.lease.trust import Trust
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import CancelScope
+from holdfast.runtime.exit import LOST_STATUS
 from holdfast.runtime.log import CRITICAL, WARNING, logger
 
 log = logger("holdfast.lease")
 
-EXIT_STATUS = 70
-"""The exit status with ``on_lost="exit"``."""
 _RELEASE_PATIENCE = 5.0
 CLOSE_TIMEOUT = 5.0
 """Seconds for each call that gives a lease back when its client closes."""
@@ -313,7 +312,7 @@ class LeaseGrant:
                 "lease.exits", CRITICAL, "%(error)s; on_lost='exit': this process ends now",
                 lease=self.name, error=str(problem),
             )  # fmt: skip
-            os._exit(EXIT_STATUS)
+            os._exit(LOST_STATUS)
         if on_lost == "cancel":
             self._scope.cancel(problem)
         elif callable(on_lost):

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import EngineError, HoldfastError, LeaseLost
-from holdfast.lease.grant_async import EXIT_STATUS
 from holdfast.lock.tickets import Name, Ticket
 from holdfast.names import OnLost
 from holdfast.runtime import forks
 from holdfast.runtime.concurrency_async import AsyncCancelScope
+from holdfast.runtime.exit import LOST_STATUS
 from holdfast.runtime.log import logger
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class AsyncLockGrant:
                 problem,
                 extra={"event": "lock.exits", "lock": self.name, "error": str(problem)},
             )
-            os._exit(EXIT_STATUS)
+            os._exit(LOST_STATUS)
         if self.scope is not None:
             self.scope.cancel(problem)
         elif callable(self._on_lost):

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from holdfast.database.engine import Engine, Resource
 from holdfast.database.file_turns import SessionLocks
 from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
-from holdfast.lease.grant import EXIT_STATUS, LeaseGrant
+from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Lease
 from holdfast.lease.keeper import keeper_of
 from holdfast.lease.terms import Refusal
@@ -51,6 +51,7 @@ from holdfast.runtime.concurrency import (
     check_work,
     leased_work,
 )
+from holdfast.runtime.exit import LOST_STATUS
 from holdfast.runtime.identity import new_token
 from holdfast.runtime.log import CRITICAL, ERROR, INFO, WARNING, logger
 
@@ -475,7 +476,7 @@ class Leadership:
             log.event(
                 "elector.exits", CRITICAL, "elector %(elector)r: overrun='exit': this process ends now", **self._fields
             )
-            os._exit(EXIT_STATUS)
+            os._exit(LOST_STATUS)
         if not self._term.lost:
             self._grant.let_expire()
         self._run.overdue = True

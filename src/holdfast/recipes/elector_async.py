@@ -24,7 +24,7 @@ from typing import Any, Literal
 from holdfast.database.engine_async import AsyncEngine, AsyncResource
 from holdfast.database.file_turns import SessionLocks
 from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
-from holdfast.lease.grant_async import EXIT_STATUS, AsyncLeaseGrant
+from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.keeper import keeper_of
 from holdfast.lease.terms import Refusal
@@ -48,6 +48,7 @@ from holdfast.runtime.concurrency_async import (
     check_callable,
     check_work,
 )
+from holdfast.runtime.exit import LOST_STATUS
 from holdfast.runtime.identity import new_token
 from holdfast.runtime.log import CRITICAL, ERROR, INFO, WARNING, logger
 
@@ -474,7 +475,7 @@ class AsyncLeadership:
             log.event(
                 "elector.exits", CRITICAL, "elector %(elector)r: overrun='exit': this process ends now", **self._fields
             )
-            os._exit(EXIT_STATUS)
+            os._exit(LOST_STATUS)
         if not self._term.lost:
             self._grant.let_expire()
         self._run.overdue = True

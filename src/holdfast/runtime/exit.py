@@ -11,6 +11,9 @@ import threading
 from types import FrameType
 from typing import ClassVar
 
+LOST_STATUS = 70
+"""The exit status of a process that loses a lease or a lock with ``on_lost="exit"``."""
+
 
 class MainThreadExit:
     _code: ClassVar[int | None] = None
