@@ -251,7 +251,7 @@ JSON = st.recursive(
 FIELDS = ("argv", "env", "cwd", "limits", "grace", "log_bytes", "more")
 
 
-@settings(max_examples=50, deadline=None, database=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=SLOW)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.lists(st.text(max_size=3), min_size=1), max_size=5) | JSON)
 def test_a_spec_is_understood_or_its_mistakes_are_named(body: object) -> None:
     try:
