@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
-import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -23,9 +25,6 @@ from tests.children import close_query_connection
 # The same examples in every run: a failure is never a matter of luck.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.load_profile("same")
-
-# The folders of tests lie where those of the servers do: in memory, where no SQLite file waits for a disk.
-os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", temporary_folder())
 
 pytest_plugins = ["tests.skips", "tests.standstill"]
 
@@ -48,6 +47,14 @@ for _number, _handler in (
 
 FIRST = ("test_chaos.py", "test_storm.py", "test_succession.py", "test_bench.py", "test_demo.py", "test_fuzz.py")
 """Files of tests that take longest: begun last, one of them would go on alone when all others have ended."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the folders of tests where those of the servers are: in memory, where no SQLite file waits for a disk."""
+    if config.option.basetemp is None:  # else we are a worker, or the caller has chosen
+        config.option.basetemp = tempfile.mkdtemp(prefix="holdfast-", dir=temporary_folder())
+        atexit.register(shutil.rmtree, config.option.basetemp, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
