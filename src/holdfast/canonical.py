@@ -87,7 +87,7 @@ def _simple(value: Any) -> bytes | None:
 def _number_or_time(value: Any, path: str) -> bytes:
     """The encoding of a float, a Decimal, a date or a datetime. ValueError for NaN."""
     if value.is_nan() if isinstance(value, Decimal) else value != value:
-        raise ValueError(f"{path} is {value!r}, which does not equal itself")
+        raise ValueError(f"{path} is {value!r}, which has no digest because it does not equal itself")
     if isinstance(value, float):
         return _part(b"f", repr(float(value) + 0.0).encode())
     if isinstance(value, Decimal):
@@ -99,7 +99,7 @@ def _number_or_time(value: Any, path: str) -> bytes:
     try:
         return _part(b"T", value.astimezone(UTC).replace(tzinfo=None).isoformat().encode())
     except OverflowError:
-        raise ValueError(f"{path} is {value!r}, which in UTC is in no year from 1 to 9999") from None
+        raise ValueError(f"{path} is {value!r}: in UTC its year is not between 1 and 9999") from None
 
 
 def _normalized(value: Decimal) -> str:

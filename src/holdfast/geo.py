@@ -88,12 +88,15 @@ def find_exposure(payload: object, resolution: int) -> str | None:
 
 
 def _scan(h3: Any, value: object, resolution: int, path: str, counter: list[int]) -> Iterator[str]:
-    """The exposures in any value. ``counter[0]`` counts the GeoJSON objects in it."""
+    """The exposures in any value. ``counter[0]`` counts the GeoJSON objects in it. ValueError when a GeoJSON object has
+    members of the wrong type."""
     if isinstance(value, Mapping) and value.get("type") in _GEOJSON_TYPES:
         counter[0] += 1
         yield from _exposures(h3, value, resolution, path)
     elif isinstance(value, Mapping | list | tuple):
         members = value.items() if isinstance(value, Mapping) else enumerate(value)
+        # A member with a mapping inside may be masked GeoJSON: it is scanned in its turn, not tested as a whole. For a
+        # list with such members, its own numbers are tested here.
         if not isinstance(value, Mapping) and _reveals_position(h3, "", value, resolution, deep=False):
             yield f"{path} reveals a position"
         for key, member in members:

@@ -1,4 +1,4 @@
-"""What makes two requests the same operation, as values: the key, its digest, and the lock that goes with it.
+"""The key of an operation: two requests with the same key are the same operation. Also its digest and its lock.
 
     key = OperationKey(pipeline="etl", task="load", dataset="parcels", operation="upsert", version="3",
                        checksum=checksum_file(path), params={"srid": 4326}, bucket=time_bucket(now, 3600))
@@ -28,16 +28,16 @@ _NEEDED = ("pipeline", "task", "dataset", "operation")
 _NAMES = (*_NEEDED, "version", "checksum", "bucket")
 _parts = attrgetter(*_NAMES)
 _MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
-"""A Monday, at midnight: weeks begin with it, and every shorter span that divides a day."""
+"""A Monday, at midnight. Spans are counted from it, so weeks begin on Monday and days at midnight."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OperationKey:
     """One logical operation: equal keys are the same operation, which takes effect once.
 
-    ``version`` of the code, ``checksum`` of its input, ``params`` it runs with, ``bucket`` of time that it is for: what
-    should make it another operation. ``shards``: over how many locks the keys of one dataset and operation are spread;
-    it is not a part of the identity, and may be changed later.
+    ``version`` of the code, ``checksum`` of its input, ``params`` it runs with, ``bucket``: the span of time that it is
+    for. Another value of any of these makes another operation. ``shards``: over how many locks the keys of one dataset
+    and operation are spread; it is not a part of the identity, and may be changed later.
     """
 
     pipeline: str
@@ -51,12 +51,12 @@ class OperationKey:
     shards: int = 1
     params_hash: str = field(init=False, repr=False)
     digest: str = field(init=False, repr=False)
-    """sha256, as hex: the key by which the log knows it."""
+    """sha256, as hex: identifies the operation in the log."""
 
     def __post_init__(self) -> None:
         for name, part in zip(_NAMES, _parts(self), strict=True):
             if (part is not None or name in _NEEDED) and (text := check_name(part, name)) is not part:
-                object.__setattr__(self, name, text)  # of a StrEnum, say: databases would each write it in another way
+                object.__setattr__(self, name, text)  # a StrEnum, say: database drivers differ in how they store one
         _check_shards(self.shards)
         if not isinstance(self.params, Mapping):
             raise TypeError(f"params must be a dict, not {type(self.params).__name__}")
@@ -72,24 +72,25 @@ class OperationKey:
 
     @property
     def label(self) -> str:
-        """As people would call it."""
+        """A short text for people. Not unique: keys that differ in version or params have the same."""
         return label_of(self.pipeline, self.task, self.dataset, self.operation)
 
     @property
     def shard(self) -> int | None:
-        """Which of the locks of its dataset and operation is its own; None when there is one for all."""
+        """The number of this key's lock, from 0, among the ``shards`` locks of its dataset and operation; None when
+        there is only one."""
         return int(self.digest[:16], 16) % self.shards if self.shards > 1 else None
 
     @cached_property
     def lock_key(self) -> int:
-        """Of the advisory lock: 64 bits, signed, of dataset and operation, and shard if there are several."""
+        """The key of its advisory lock, a signed 64-bit hash of dataset, operation and shard."""
         return lock_key(self.dataset, self.operation, self.shard)
 
     def check_whole(self, why: str = "sovereign") -> None:
         """ValueError when the dataset must have one lock, which ``why`` explains, and its keys have several."""
         if self.shards > 1:
             raise ValueError(
-                f"dataset {self.dataset!r} is {why} and is locked whole: shards must be 1, not {self.shards}"
+                f"dataset {self.dataset!r} is {why} and is locked as a whole: shards must be 1, not {self.shards}"
             )
 
 
@@ -122,7 +123,7 @@ class PlainKey:
 
     @cached_property
     def lock_key(self) -> int:
-        return int.from_bytes(_hashed(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
+        return int.from_bytes(_hash_plain(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
 
     def check_whole(self, why: str = "sovereign") -> None:
         """Nothing to check: a plain key has one lock."""
@@ -141,14 +142,15 @@ def as_key(value: object) -> Key:
 
 
 def digest_of(*parts: str | None) -> str:
-    """Of a key, by its parts: pipeline, task, dataset, operation, version, checksum, bucket and params_hash."""
+    """The digest of an OperationKey with these parts: pipeline, task, dataset, operation, version, checksum, bucket and
+    params_hash."""
     return canonical.digest(["holdfast operation", *parts])
 
 
 def digest_of_text(text: str) -> str:
-    """Of a plain key."""
+    """The digest of a PlainKey with this text."""
     is_digest = len(text) == 64 and set(text) <= _HEX
-    return text if is_digest else str(_hashed(_PLAIN, text).hexdigest())
+    return text if is_digest else str(_hash_plain(_PLAIN, text).hexdigest())
 
 
 def label_of(pipeline: str | None, task: str | None, dataset: str | None, operation: str | None) -> str:
@@ -174,12 +176,12 @@ def time_bucket(when: datetime, every: timedelta | float, *, zone: tzinfo | None
     if when.utcoffset() is None:
         raise ValueError(f"when must have a time zone, such as datetime.now(UTC): {when!r} is another time elsewhere")
     if zone is not None and length % timedelta(days=1):
-        raise ValueError(f"every must be whole days when there is a zone, not {every!r}: an hour can come twice")
+        raise ValueError(f"every must be whole days with a zone, not {every!r}: omit zone to count spans in UTC")
     name = "Z" if zone is None else f"[{_zone_name(zone)}]"
     try:
         there = when.astimezone(UTC if zone is None else zone).replace(tzinfo=None)
     except OverflowError:
-        raise ValueError(f"when is {when!r}, which in {zone or 'UTC'} is in no year from 1 to 9999") from None
+        raise ValueError(f"when is {when!r}: in {zone or 'UTC'} its year is not between 1 and 9999") from None
     begin = _MONDAY + (there - _MONDAY) // length * length
     seconds, rest = divmod(length // timedelta(microseconds=1), 1_000_000)
     size = f"{seconds}.{rest:06}s" if rest else f"{seconds}s"
@@ -189,7 +191,7 @@ def time_bucket(when: datetime, every: timedelta | float, *, zone: tzinfo | None
 def _zone_name(zone: tzinfo) -> str:
     name = str(zone) if isinstance(zone, timezone) else getattr(zone, "key", None)
     if not isinstance(name, str):
-        raise TypeError(f"zone must be one that says its name, such as ZoneInfo('Europe/Vienna'), not {zone!r:.80}")
+        raise TypeError(f"zone must have a name, as ZoneInfo('Europe/Vienna') has, not {zone!r:.80}")
     return name
 
 
@@ -216,7 +218,7 @@ def _hashed(what: bytes, text: str) -> Any:
     """sha256 of the canonical encoding of the list [``what``, ``text``]. hot: written out by hand, because every
     operation with a plain key computes it (bench operation). ``text`` has passed ``check_name``."""
     body = text.encode()
-    body = b"%bs%d:%b" % (what, len(body), body)
+    body = b"%bs%d:%b" % (purpose, len(body), body)
     return sha256(b"l%d:%b" % (len(body), body))
 
 

@@ -296,7 +296,7 @@ def test_who_has_asked_in_vain_does_not_stop_a_batch_that_goes_on(postgres_url: 
 @either_pairs
 def test_a_batch_of_a_sovereign_dataset_is_marked_and_locked_whole(connect: Connect, either: str) -> None:
     client, dataset = connect(either), name()
-    with pytest.raises(ValueError, match="is sovereign and is locked whole"):
+    with pytest.raises(ValueError, match="is sovereign and is locked as a whole"):
         client.operations.run_many(keys_of(dataset, 1, shards=4), int, sovereign=True)
     keys = keys_of(dataset, 2)
     client.operations.run_many(keys, lambda _: 1, sovereign=True, actor="jane", justification="the council agreed")

@@ -47,7 +47,7 @@ def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again
         assert told.value.review == numbers[0]
         [review] = client.reviews.list(key=key(graves, "second"))
         assert (review.reason, review.dataset, review.status) == ("locked", graves, "open")
-        with pytest.raises(ValueError, match="is sovereign and is locked whole"):
+        with pytest.raises(ValueError, match="is sovereign and is locked as a whole"):
             client.operation(key(graves, shards=2), **more).run(int)
         answer(either, numbers[0], "approve")
         assert client.operation(key(graves, "second"), **more).run(lambda: "second").result == "second"

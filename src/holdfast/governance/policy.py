@@ -188,7 +188,7 @@ class Policy:
         return max(decisions, key=lambda decision: _STRICTNESS[type(decision)], default=Allow())
 
     def permit(self, moment: Moment, **fields: Any) -> None:
-        """PolicyDenied unless the decision is Allow: Review denies, too, where nothing can wait for an approval."""
+        """PolicyDenied unless the decision is Allow. Review is denied, too: the callers cannot wait for an approval."""
         demands = self.demands(fields["dataset"])
         context = PolicyContext(moment=moment, sovereign=demands is not None and demands.sovereign, **fields)
         decision = self(context)
@@ -235,8 +235,8 @@ def govern(
         for name in outputs:
             if name != key.dataset and (stricter := _stricter_demand(policy.demands(name), demands or Demands())):
                 raise PolicyDenied(
-                    f"operation {key.label!r}: its outputs name dataset {name!r}, which is {stricter}: write it in an "
-                    "operation whose key has this dataset, so that its rules apply"
+                    f"operation {key.label!r}: its outputs name dataset {name!r}, which is {stricter}. Write this "
+                    "dataset in an operation whose key names it, so that its rules apply"
                 )
     if demands is None:
         return None

@@ -42,8 +42,8 @@ def parse_archive(lines: Iterable[str]) -> dict[str, list[LogEntry]]:
 
 
 def archived_entry(entries: Sequence[LogEntry], at: int) -> LogEntry:
-    """The entry that replaces ``entries`` in the log: it records the state after them, and continues their chain of
-    hashes."""
+    """The entry that replaces ``entries``, all of one operation, in the log: it records the state after them, and
+    continues their chain of hashes."""
     last = entries[-1]
     [state] = fold(entries).values()
     fields = {

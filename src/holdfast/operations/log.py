@@ -114,7 +114,7 @@ def next_entry(
 
 def dump_entries(entries: Sequence[LogEntry]) -> str:
     """Entries that are written together, as one JSON text: the hash of the entry before, the entries, the hash of the
-    last. The hashes in between follow from these. Payloads are stored elsewhere."""
+    last. The hashes in between follow from these. Payloads are stored elsewhere. At least one entry."""
     rows = [[e.number, e.kind, e.attempt, e.fence, e.at, e.detail, e.payload_hash] for e in entries]
     return json.dumps([entries[0].previous, *rows, entries[-1].hash], separators=(",", ":"))
 

@@ -122,11 +122,14 @@ class TransactionAttempt(Attempt, ABC):
         return op
 
     def _recover(self, decision: Decision, prior: Prior, asked_at: float) -> Done | None:
-        if decision is Decision.ROLL_BACK and self.spec.rollback is not None:
+        """Undo the dead attempt, or probe whether it is done. Done if it is; None when the operation is to be run."""
+        if decision is Decision.ROLL_BACK:
+            assert self.spec.rollback is not None  # checked with the terms: on_partial="rollback" needs one
             self.roll_back(self.spec.rollback, prior, asked_at)
-        elif self.spec.verify is not None:
-            return self.probe(self.spec.verify, prior, asked_at)
-        return None
+            return None
+        assert decision is Decision.VERIFY
+        assert self.spec.verify is not None
+        return self.probe(self.spec.verify, prior, asked_at)
 
     # Rows
 
@@ -383,6 +386,7 @@ class BlockTransaction:
 
     def commit(self, statement: str, parameters: Row) -> None:
         label = parameters["label"]
+        # A connection that begins by itself runs the statement in a new transaction, which the statement detects.
         if not self._connection.in_transaction() and not self._connection.begins_by_itself():
             raise transaction_ended(label)
         with detect_ended_transaction(label):

@@ -7,8 +7,10 @@
 
 A rule denies (PolicyDenied), asks for a review (NeedsReview), or allows. An approved review allows one attempt.
 
-An operation without a policy pays nothing for this. On SQLite reviews are written by a session of our own, which waits
-while the user's transaction writes: so checks that write run before that begins or after it was rolled back.
+An operation without a policy is checked only if ``when_locked="escalate"`` may have opened a review of it.
+
+On SQLite reviews are written by a session of our own, which waits while the user's transaction writes: so checks that
+write run before that begins or after it was rolled back.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class AsyncPolicyChecks:
         return governed is not None and governed.demands.sensitive and self._spec.key.dataset is not None
 
     async def check_claim(self, decision: Decision, prior: Prior) -> None:
-        """Before the claim, without any lock. Takes an approval if there is one."""
+        """Before the claim, without any lock: take an approval if there is one, and ask the policy. While another
+        attempt runs (RUNNING) the policy is asked later, under the lock, when it is known how that attempt ended."""
         if decision in _LEADS_TO_ATTEMPT:
             if not self.is_approved:
                 await self.take_approval()

@@ -106,8 +106,12 @@ class Recovery:
         return op
 
     def _claim(self, op: OpContext, prior: Prior) -> bool:
-        """Before a function of the user is called. Transactions do not ask for the lease, and a batch has another one:
-        with this claim they find the operation running, or cannot commit. False when they were faster."""
+        """Mark the row as an attempt under way, before a probe or rollback is called. False when another run has
+        changed the row meanwhile.
+
+        The lease alone does not exclude other runs: those in a transaction (``tx=``) take no lease, and a batch takes
+        one of its own. With the row marked they see a running operation, or their commit is refused.
+        """
         op.has_begun = True
         return self._attempt.write(op, "partial", error=prior.error) == "done"
 

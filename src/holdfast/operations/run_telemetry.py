@@ -37,7 +37,8 @@ class RunTelemetry:
         self._has_begun, self._attempt = False, 0
         self._op: Any = None
         self._refused: Prior | None = None
-        """The row that it was refused for. Published only when the run ends so: a review may approve it."""
+        """The row because of which the run was refused. Published when the run ends: a review may still allow an
+        attempt."""
         self._total_energy: dict[str, float] = {}
         self._publish("operation.started", run=self.run, key=self._key)
 
@@ -62,6 +63,7 @@ class RunTelemetry:
                 recovered = prior.effect_started and on_partial != "refuse"
                 self._publish("operation.partial", fate=on_partial if recovered else "execute")
         if prior.status is not None:
+            # "anew": the operation has a row, but was reset or has expired
             self._publish("operation.rewritten", reason="anew" if prior.is_new else "retry")
         self._publish("operation.begun", run=self.run, attempt=op.attempt)
 

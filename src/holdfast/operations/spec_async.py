@@ -87,7 +87,8 @@ class AsyncOperationSpec(NamedTuple):
         return [("claimed", detail), ("sovereignty", {"dataset": self.key.dataset, "sovereignty_event": True})]
 
     def row(self, op: AsyncOpContext, status: str, **more: Any) -> Row:
-        """The row of the operation with its pending entries: parameters of ``operation_write``."""
+        """The row of the operation with its pending entries: parameters of ``operation_write``, and with
+        ``end_parameters`` of ``operation_end``. ``more``: the columns that this status sets; the others are empty."""
         key, pending = self.key, op.chain.pending()
         fields = {
             "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,

@@ -131,11 +131,11 @@ def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
 def test_what_is_locked_whole_has_no_shards(declaration: dict[str, bool]) -> None:
     policy = Policy({"graves": declaration})
     with pytest.raises(
-        ValueError, match=f"'graves' is {next(iter(declaration))} and is locked whole: shards must be 1, not 4"
+        ValueError, match=f"'graves' is {next(iter(declaration))} and is locked as a whole: shards must be 1, not 4"
     ):
         govern(policy, key("graves", shards=4), sovereign=False, payload=None)
     assert govern(policy, key("roads", shards=4), sovereign=False, payload=None) is None
-    with pytest.raises(ValueError, match="locked whole"):
+    with pytest.raises(ValueError, match="locked as a whole"):
         govern(policy, key("roads", shards=4), sovereign=True, payload=None)
     assert govern(Policy({"*": declaration}), PlainKey("charge:42"), sovereign=False, payload=None) is not None
 

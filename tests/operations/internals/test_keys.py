@@ -138,7 +138,7 @@ _knot.append(_knot)
         ({"a": timedelta(1)}, r"params\['a'\] is a timedelta"),
         ({"a": "\ud800"}, r"params\['a'\] cannot be encoded as UTF-8"),
         ({"a": _knot}, r"nested deeper than 50"),
-        ({"a": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))}, r"params\['a'\] is .* in no year"),
+        ({"a": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))}, r"params\['a'\] is .* its year is not"),
         ([1], "params must be a dict"),
     ],
 )  # fmt: skip
@@ -193,7 +193,7 @@ def test_a_lock_is_of_dataset_and_operation_and_shard() -> None:
     assert len({key.lock_key for key in spread}) == 4
     assert spread[1].digest == one.digest, "how many locks there are is no part of what is done"
     one.check_whole()
-    with pytest.raises(ValueError, match=r"'parcels' is sovereign and is locked whole"):
+    with pytest.raises(ValueError, match=r"'parcels' is sovereign and is locked as a whole"):
         spread[0].check_whole()
 
 
@@ -264,9 +264,9 @@ class Nameless(tzinfo):
         (NOON, math.inf, None, "every must be a length"), (NOON, True, None, "every must be seconds"),
         (NOON, "1h", None, "every must be seconds or a timedelta, not str"),
         (NAIVE, 60, None, "when must have a time zone"), (date(2026, 1, 1), 60, None, "when must be a"),
-        (NOON, 3600, VIENNA, "every must be whole days when there is a zone"),
-        (NOON, 86400, Nameless(), "zone must be one that says its name"),
-        (datetime.min.replace(tzinfo=VIENNA), 60, None, "which in UTC is in no year from 1 to 9999"),
+        (NOON, 3600, VIENNA, "every must be whole days with a zone"),
+        (NOON, 86400, Nameless(), "zone must have a name"),
+        (datetime.min.replace(tzinfo=VIENNA), 60, None, "in UTC its year is not between 1 and 9999"),
     ],
 )  # fmt: skip
 def test_a_wrong_bucket_is_named(when: Any, every: Any, zone: Any, told: str) -> None:

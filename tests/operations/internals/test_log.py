@@ -96,7 +96,7 @@ def test_a_wrong_moment_is_named(sqlite_url: str, wrong: Any) -> None:
 @either_pairs
 def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:
     parts: dict[str, Any] = {"pipeline": "etl", "task": "load", "dataset": "graves", "operation": "upsert"}
-    with pytest.raises(ValueError, match="dataset 'graves' is sovereign and is locked whole"):
+    with pytest.raises(ValueError, match="dataset 'graves' is sovereign and is locked as a whole"):
         client.operation(holdfast.OperationKey(**parts, shards=4), sovereign=True).run(fail)
     key = holdfast.OperationKey(**parts)
     client.operation(key, sovereign=True, actor="jane", justification="the council agreed").run(lambda: 1)
