@@ -1,4 +1,5 @@
-"""holdfast do and commands: governed commands, which need an actor and a reason and leave an audit entry."""
+"""``holdfast do`` runs governed commands, which need an actor and a reason and leave an audit entry; ``holdfast
+commands`` lists and checks them."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class GovernedGroup(click.Group):
 def do() -> None:
     """Run a governed command.
 
-    Each needs a reason, runs while no other one runs, inside the window of its gate, and leaves an entry in the
-    table `audit`: who, why, what, how it ended. Exit code 1 when it is refused.
+    Each needs a reason and leaves an entry in the table `audit`: who, why, what, how it ended. One command runs at a
+    time, and its gate is open only while it runs. Exit code 1 when it is refused.
 
     \b
     Examples:
@@ -48,7 +49,7 @@ def do() -> None:
 @json_option
 @click.pass_context
 def commands(context: click.Context, as_json: bool) -> None:
-    """Show the governed commands, or prove that all of them are.
+    """List the governed commands, or prove that none bypasses the rules.
 
     \b
     Examples:
@@ -102,8 +103,8 @@ def check() -> None:
 def run_governed(
     client: Client, name: str, parameters: dict[str, Any], *, actor: str, reason: str, **options: bool
 ) -> Outcome:
-    """Run a governed command, also for commands of the command line that have another name for it. What went wrong
-    after the change is one line on stderr."""
+    """Run a governed command; other commands of the command line, which have shorter names for one, call this, too.
+    ``doubt``, an error that came after the change, is printed to stderr."""
     from holdfast import commands as governed
     from holdfast.cli import output
 

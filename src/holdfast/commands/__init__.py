@@ -1,9 +1,11 @@
-"""Governed commands: changes that operators make to leases, locks, operations and tables of other processes.
+"""Governed commands: changes that operators make to the tables, and to leases, locks and operations that other
+processes hold or run.
 
     from holdfast import commands
     commands.run(client, "lease.release", {"name": "nightly-import"}, actor="jane", reason="its machine is gone")
 
-Every run names an actor and a reason, holds the runtime lease, has the command's gate open, and leaves an audit entry.
+Every run names an actor and a reason, holds the runtime lease (so one command runs at a time), has the command's gate
+open, and leaves an audit entry.
 A command is declared with ``command`` and can only be run by ``run``: ``registry`` has the declaration, ``execute`` the
 run, ``audit_entry`` its outcome, ``self_check`` proves that no command bypasses the rules. The ``…_commands`` modules
 and ``gateway`` declare the commands that come with holdfast.

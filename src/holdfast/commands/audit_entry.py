@@ -31,8 +31,9 @@ class Stage(Enum):
 def describe_outcome(stage: Stage, error: BaseException | None, *, atomic: bool) -> str:
     """One word, and the error if there was one.
 
-    done: the change was made. refused: nothing was changed, for a reason. failed: an error before anything was changed
-    or, in a command of several steps, between them. unknown: the change may or may not have been made.
+    done: the change was made. refused: nothing was changed; a command raises CommandRefused only before its first
+    change. failed: an error before the change, or between two steps of a command that is not atomic. unknown: the
+    change may or may not have been made.
     """
     if stage is Stage.DONE:
         return "done" if error is None else f"done, and afterwards: {error}"

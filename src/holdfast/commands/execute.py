@@ -125,8 +125,8 @@ def _apply(window: Window, steps: Iterator[list[str]]) -> None:
 
 
 def _migrate(client: Client, command: Command, values: dict[str, Any], actor: str, reason: str) -> CommandOutcome:
-    """Apply the foundation behind the migrations' own lock and record it in the audit it creates; then execute the
-    command, which applies the later migrations."""
+    """Apply the missing migrations of the foundation, and record them in the audit that they create. ``migrations.up``
+    locks the schema, so two processes cannot both apply them. Then execute the command, which applies the rest."""
     foundation = client.migrations.foundation
     applied: list[str] = []
     with client.migrations.governed():
@@ -153,8 +153,8 @@ def _record_bootstrap(client: Client, command: Command, applied: list[str], acto
 
 
 def _revert_foundation(client: Client, to: int, actor: str, reason: str) -> None:
-    """Revert the migrations below the foundation, which ``execute`` leaves. The audit goes with them, so each one is
-    logged instead."""
+    """Revert the migrations of the foundation down to ``to``; ``execute`` has reverted the later ones. The audit is
+    dropped with them, so each one is logged instead."""
     if to >= client.migrations.foundation:
         return
     for script in client.migrations.down(to=to):

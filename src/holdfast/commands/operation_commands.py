@@ -1,4 +1,8 @@
-"""The commands over operations, their log and their reviews."""
+"""The governed commands for operations, their log and their reviews.
+
+Each function reads and yields the lines of its plan; what follows its ``yield`` makes the change, and runs only if it
+is no dry run. See ``registry``.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ def operation_rollback(window: Window, *, key: str) -> Steps:
     if record.rollback is None:
         raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
     if record.status == "failure" and not record.effect_started:
-        raise CommandRefused(f"operation {record.label!r} leaves nothing to undo: it is failure")
+        raise CommandRefused(f"operation {record.label!r} leaves nothing to undo: it has failed without an effect")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
     _check_unchanged(window, record.key, record)
     window.client.operations.rollback(key, actor=window.actor, reason=window.reason)
@@ -74,7 +78,7 @@ def wal_verify(window: Window) -> Steps:
         for problem in report.problems[:_SHOWN_PROBLEMS]
     ]
     yield [f"{report.operations} operations with {report.entries} entries were proven", *problems]
-    if not report.passed:
+    if not report.passed:  # CommandRefused although it ran: the exit code and the audit must not say "done"
         raise CommandRefused(f"{len(report.broken)} problems in the log: {'; '.join(problems)[:150]}")
 
 
@@ -142,11 +146,12 @@ def review_reject(window: Window, *, number: int) -> Steps:
 
 def _check_unchanged(window: Window, key: str, planned: Any) -> None:
     """Raises CommandRefused if the operation was changed since it was planned for; ``planned`` is None if there was no
-    such operation in the log."""
+    such operation in the log. One that has gone from the log is for the caller's next statement to report."""
     record = window.client.operations.get(key)
     if record is not None and (planned is None or record.pointer != planned.pointer):
         raise CommandRefused(
-            f"operation {record.label!r} is {record.status} meanwhile: check it with 'holdfast ops show' and try again"
+            f"operation {record.label!r} has changed since it was planned for: it is {record.status} now. Check it "
+            "with 'holdfast ops show' and try again"
         )
 
 

@@ -132,7 +132,8 @@ class Command:
             raise self._denied()
         if next(steps, None) is not None:
             raise RuntimeError(
-                f"command {self.name} yields more than once: it would make changes that are not in its plan"
+                f"command {self.name} was stopped at its second yield: a command yields once, its plan. The changes "
+                "after the first yield were made"
             )
 
     def _denied(self) -> PolicyDenied:

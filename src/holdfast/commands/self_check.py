@@ -1,8 +1,9 @@
 """``holdfast commands check``: proves that no command bypasses the rules, without running any command.
 
-Four questions to each command: is its declaration complete; does its function read and yield before it writes, with the
-window's client alone; does it refuse every call that does not come from ``run``; and does a run of it, with a probe in
-place of its function and on a temporary database, hold the runtime lease, have the gate open and leave an audit entry?
+Four questions to each command: is its declaration complete; does its function yield once, and use no client but that
+of its window (the ``Window`` that ``run`` passes to it); does it refuse every call that does not come from ``run``; and
+does a run of it, with a probe in place of its function and on a temporary database, hold the runtime lease, have the
+gate open and leave an audit entry?
 """
 
 from __future__ import annotations
@@ -123,8 +124,9 @@ def _check_run(client: holdfast.Client, command: Command) -> Iterator[str]:
             window.client.lease("check").acquire()
             problems.append("it may write before it has yielded its changes")
         yield ["nothing"]
-        [entry] = [entry for entry in client.audit.list() if entry.id == window.entry]
-        if (entry.action, entry.actor, entry.reason, entry.outcome) != (command.name, "check", "check", None):
+        entries = [entry for entry in client.audit.list() if entry.id == window.entry]
+        recorded = [(entry.action, entry.actor, entry.reason, entry.outcome) for entry in entries]
+        if recorded != [(command.name, "check", "check", None)]:
             problems.append("it runs without an entry in the audit")
 
     if not command.gate or type(command) is not Command:
