@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import holdfast
+from holdfast.driver import store
 from holdfast.driver.daemon import DriverSettings, DriverStartRefused, run
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, runs, state, text
@@ -80,6 +83,20 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
     assert not runs(pid)
     assert daemon.box("notes.txt").read_text() == "to be looked at", "what is no sandbox is none of its business"
     daemon.box("notes.txt").unlink()
+
+
+def test_a_supervisor_is_not_missing_because_there_is_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not store.has_supervisor(tmp_path, missing=False)
+    (tmp_path / "lock").mkdir()
+    assert not store.has_supervisor(tmp_path, missing=False)
+    with pytest.raises(store.Damaged):
+        store.has_supervisor(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many open files"):
+            store.has_supervisor(tmp_path, missing=False)
 
 
 def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(start: Callable[..., Daemon]) -> None:

@@ -78,7 +78,7 @@ class ProcessDriver:
             "env": env, "cwd": cwd, "limits": limits, "grace": grace, "log_bytes": log_bytes, "owner": owner
         }  # fmt: skip
         if isinstance(argv, str):  # its letters would be the arguments
-            raise TypeError(f'argv must be a list of strings: ["sh", "-c", {argv[:80]!r}] for a shell to take it apart')
+            raise TypeError(f'argv must be a list of strings; for a shell command: ["sh", "-c", {argv[:80]!r}]')
         spec = {"argv": [*argv], **{name: value for name, value in given.items() if value is not None}}
         return self._call(driver_json.backend, "PUT", _path(id), json.dumps(spec).encode())
 
@@ -97,10 +97,11 @@ class ProcessDriver:
             raise
 
     def watch(self, *, since: str | None = None) -> DriverWatch:
-        """Events from its first ``next`` on, which returns None, or since the ``cursor`` of an earlier watch.
+        """The events after ``since``, the ``cursor`` of an earlier watch. By default those from the first ``next`` on:
+        it starts the watch, and returns None because the driver first sends a bookmark, which has only a cursor.
 
         Raises DriverError 410 when events are missing: the driver keeps only the latest, was restarted, or this watch
-        was read too slowly. List then, and watch from now on."""
+        was read too slowly. Then begin a new watch without ``since``, and list all sandboxes after its first None."""
         return DriverWatch(self, since)
 
     def log(

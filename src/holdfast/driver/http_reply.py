@@ -56,6 +56,8 @@ class HttpReply:
         return taken
 
     def _read_head(self) -> None:
+        """Parse status and headers once all have come. ValueError for what is not HTTP/1.x. Without Content-Length and
+        chunks the body is empty: the driver never sends one that ends with the connection."""
         head, end, rest = self._raw.partition(b"\r\n\r\n")
         if not end:
             if len(self._raw) > _MAX_HEAD:

@@ -212,6 +212,8 @@ class FolderReconciler:
         sandbox.facts = store.read_facts(sandbox.folder, sandbox.facts.spec)
 
     def _remove(self, sandbox: Sandbox) -> None:
+        """Move the folder to the trash, so that its id is free at once; delete the trash in a thread. OSError when it
+        cannot be moved: then nothing has changed."""
         trash = self._store.move_to_trash(sandbox.id)
         self._forget(sandbox)
         removal = asyncio.create_task(asyncio.to_thread(store.remove, trash))

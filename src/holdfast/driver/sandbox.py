@@ -53,7 +53,8 @@ class Sandbox:
         return str(self.facts.spec["run"])
 
     def start(self, open_files: int | None) -> None:
-        """Start a supervisor. It decides under the lock whether it may run the program: a second one does no harm."""
+        """Start a supervisor. It acquires the lock of the folder first and runs the program only if none has before, so
+        a second supervisor does no harm."""
         if time.monotonic() < self.retry_at:
             return
         self.retry_at = time.monotonic() + RETRY_AFTER
@@ -69,7 +70,7 @@ class Sandbox:
             self.facts.trouble = f"its supervisor cannot be started: {error.strerror}"
 
     def reap_supervisor(self) -> bool:
-        """Whether a supervisor that this driver started has ended."""
+        """True when a supervisor that this driver started has ended; it is forgotten, and an error of it recorded."""
         if self.child is None or self.child.poll() is None:
             return False
         if self.child.returncode:

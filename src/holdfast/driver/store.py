@@ -179,9 +179,14 @@ def has_supervisor(folder: Path, *, missing: bool | None = None) -> bool:
     when the lock file is not there or cannot be opened; an error by default."""
     try:
         file = (folder / "lock").open("rb+")
-    except OSError as error:
+    except FileNotFoundError:
         if missing is None:
-            raise error if isinstance(error, FileNotFoundError) else _unreadable(folder / "lock", error) from None
+            raise
+        return missing
+    except OSError as error:
+        problem = _unreadable(folder / "lock", error)
+        if missing is None or not isinstance(problem, Damaged):
+            raise problem from None
         return missing
     with file:
         query = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

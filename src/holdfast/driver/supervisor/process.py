@@ -18,6 +18,7 @@ from .program import PR_SET_CHILD_SUBREAPER, execute, prctl
 
 TICK = 0.02
 LOCK = "hhqqi4x"
+"""The struct flock of Linux on 64 bits: l_type, l_whence, l_start, l_len, l_pid."""
 
 
 def write(name: str, value: dict[str, Any]) -> None:
@@ -186,7 +187,7 @@ class Supervisor:
             try:
                 write("exit.json", end)
                 return
-            except FileNotFoundError:
+            except FileNotFoundError:  # the folder is gone, and the sandbox with it
                 raise
             except OSError:
                 if os.path.exists("deleting"):
