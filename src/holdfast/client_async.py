@@ -50,7 +50,7 @@ class AsyncClient:
     ``url`` is ``postgresql://…`` or ``sqlite:///file.db``; without it, the variable HOLDFAST_URL is read.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
-    ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
+    ``prepared=False``: use no prepared statements, for a connection pooler that loses them; most poolers are detected.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
     to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
     may do to which datasets: a ``holdfast.Policy``, or a function of a context. ``energy``, a ``holdfast.Energy``, says
@@ -334,7 +334,7 @@ class AsyncClient:
         session_present: SessionPresent | None = None,
         on_event: OnEvent | None = None,
     ) -> AsyncReconciler:
-        """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
+        """Keeps the status in the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
 
         Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
         is missing is Deleted when it still is after ``grace``. ``session_present(id)``: a record is Ready only if
@@ -362,9 +362,9 @@ class AsyncClient:
     def relay(
         self, name: str, sink: AsyncSink, *, batch: int = 200, poll: float = 1.0, tries: int = 5, ttl: float = 30.0
     ) -> AsyncRelay:
-        """Tells a sink what became of operations: ``await client.relay("catalogue", sink).run()`` in every replica, of
-        which one does it. ``sink.publish(events)`` gets up to ``batch`` events at a time, in the order of the log, each
-        at least once.
+        """Publishes the outcomes of operations to a sink: ``await client.relay("catalogue", sink).run()`` in every
+        replica, of which one publishes. ``sink.publish(events)`` gets up to ``batch`` events at a time, in the order
+        of the log, each at least once.
 
         It looks for more every ``poll`` seconds. What the sink refuses ``tries`` times although it takes others is
         parked, and the rest goes on; while the sink is down (SinkDown, no connection, a timeout) everything waits.
@@ -413,7 +413,8 @@ class AsyncClient:
             return
         was_forked = engine.era != forks.era
         engine.notice_fork()
-        for resource in list(engine.resources):  # copies: other threads may register meanwhile
+        # The steps are described in AsyncResource. Copies of the list: other threads may register meanwhile.
+        for resource in list(engine.resources):
             resource.check()
         try:
             for resource in list(engine.resources):

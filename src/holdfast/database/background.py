@@ -61,8 +61,9 @@ class Heartbeat(Protocol):
 class PendingStatement:
     """A statement to retry until it is answered or ``give_up`` has passed.
 
-    ``until=True``: retry until it returns true, because the acquire it undoes may still be in flight. ``until=False``:
-    retry until it returns false, because each call does one batch of a larger job. None: any answer will do.
+    ``until=True``: retry until it returns true. It releases a lease whose acquire was not answered and may reach the
+    database later. ``until=False``: retry until it returns false, because each call does one batch of a larger job.
+    None: any answer will do.
     """
 
     def __init__(
@@ -386,7 +387,8 @@ _backgrounds: dict[tuple[Database, bool], Background] = {}
 
 
 def background_of(database: Database, *, brittle: bool = False) -> Background:
-    """The background thread of ``database`` in this process; ``brittle``: the one for leases that end easily."""
+    """The background thread of ``database`` in this process; ``brittle``: the one for leases that a single missed
+    heartbeat may end."""
     return _backgrounds.get((database, brittle)) or _create(database, brittle)
 
 
@@ -428,7 +430,8 @@ def _close_with_multiprocessing() -> None:
 
 
 def _close_alone() -> None:
-    """Only if no other thread is left: one may still work under a lease, which expires then."""
+    """Close unless other threads are left. One of them may still work under a lease, which must not be released before
+    it ends; it expires instead."""
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if all(thread.name == THREAD for thread in others):
         _close_all()

@@ -88,7 +88,8 @@ def dialect_of(connection: Any) -> str:
 
 
 def autocommits(connection: Any) -> bool:
-    """Whether a SQLAlchemy connection is in autocommit mode. To be called after a statement that writes."""
+    """Whether a SQLAlchemy connection is in autocommit mode. To be called after a statement that writes, because
+    sqlite3 begins a transaction only then; before it, call ``would_autocommit``."""
     inner = _blocking(connection)
     if inner.dialect.name == "sqlite":
         return not driver_of(connection).in_transaction

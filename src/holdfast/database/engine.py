@@ -3,8 +3,8 @@
 
 A statement may be sent twice: if a connection turns out to be dead, the call is repeated on a new one. So statements
 are written to allow that (an acquire carries its own token), or their callers forbid it with ``again=None``. The engine
-knows SQL by name only, and nothing of leases, locks, objects and operations: what these have to remember for a client
-is in ``state``, and what must end with the client in ``resources``.
+knows SQL by name only, and nothing of leases, locks, objects and operations. These store what they have to remember for
+a client in ``state``, and register in ``resources`` what is to be stopped or released when the client closes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
 IDLE = 1.0
-"""Seconds after which an unused session is closed: a process that only holds leases needs the background session."""
+"""Seconds after which an unused session is closed: a process that only holds leases needs only the session of the
+background thread."""
 LOCKED, DENIED, RACED = "55P03", "42501", "40001"
 """SQLSTATEs: lock not available, insufficient privilege, serialization failure."""
 
@@ -49,7 +50,9 @@ class Repeated(list[Row]):
 class Session(Protocol):
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     def script(self, text: str, timeout: float) -> None: ...
-    def check_target(self) -> None: ...
+    def check_target(self) -> None:
+        """EngineError when the database is no longer the one that was opened, such as a file that was replaced."""
+
     def close(self) -> None: ...
 
 
@@ -87,7 +90,8 @@ class Engine(ABC):
         self.resources: dict[Resource, None] = {}
         """In the order of registration."""
         self.accepts_older_schema = False
-        """While migrations run: tables that are old, but new enough for what governs migrations."""
+        """True while a governed command migrates: tables from the version FOUNDATION on are accepted, because those
+        have the leases and the audit that the command needs."""
         self._state: dict[Callable[..., Any], Any] = {}
         self.schema_seen = False
         """Whether the tables were once found to be those of this version."""
@@ -104,7 +108,7 @@ class Engine(ABC):
         )
 
     def register(self, resource: Resource) -> Resource:
-        self.notice_fork()  # first: what a forked child registers must not go with what its parent has
+        self.notice_fork()  # first: in a forked child it drops the parent's resources, and must not drop this one
         self.resources[resource] = None
         return resource
 

@@ -299,6 +299,7 @@ class PostgresSession(PostgresConnection):
                 answer = result
 
     def _flush(self, deadline: float) -> None:
+        """Send what is buffered. Reads meanwhile: a server that waits for us to read its output would not read ours."""
         poll = select.poll()
         poll.register(self.pgconn.socket, select.POLLIN | select.POLLOUT)
         while self.pgconn.flush():

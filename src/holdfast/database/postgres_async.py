@@ -48,6 +48,7 @@ class AsyncPostgresSession(PostgresConnection):
 
     @classmethod
     async def open(cls, database: Database, timeout: float, *, for_examination: bool = False) -> AsyncPostgresSession:
+        """Connect in a thread, because resolving the host's name blocks; raises as PostgresSession.open does."""
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[PostgresSession] = loop.create_future()
 

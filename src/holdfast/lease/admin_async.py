@@ -88,8 +88,8 @@ class AsyncLeases:
         return bool(row["done"])
 
     async def recall(self, name: str, *, fence: int) -> bool:
-        """Ask the holder to give the lease back. An elector does, once its work has stopped; it learns of it with its
-        next heartbeat. Nothing is taken away. False when the lease is not that of ``fence`` any more."""
+        """Ask the holder to release the lease; nothing is taken away. An elector learns of the request with its next
+        heartbeat, stops its work and releases; other holders ignore it. False when the grant with ``fence`` is over."""
         [row] = await self._engine.call("lease_recall", {"name": check_name(name), "fence": fence})
         return bool(row["done"])
 

@@ -209,13 +209,14 @@ class AsyncLeaseGrant:
         return self._trust if self._beat is None else self._beat.trust
 
     def _problem(self) -> HoldfastError | None:
+        """Why the grant must not be used any more; None while it may be. A reason stays, in ``_over``."""
         if self._over is None:
-            if self._pid != os.getpid():
+            if self._pid != os.getpid():  # not stored: it will be so at every call
                 return LeaseLost(
                     f"lease {self.name!r} belongs to the parent process {self._pid}, not to this fork of it"
                 )
             if self._engine.closing:
-                self._over = LeaseLost(f"lease {self.name!r} was released when its client was closed")
+                self._over = LeaseLost(f"lease {self.name!r} ended when its client was closed")
             elif self._current.left(now()) <= 0:
                 self._over = OwnershipUnknown(
                     f"lease {self.name!r} could not be confirmed in time: it may have passed on"
@@ -255,7 +256,9 @@ class AsyncLeaseGrant:
             self._engine.state(AsyncHeldLeases).unrenewed.pop(self.token, None)
 
     def _on_lost_first(self, error: LeaseLost) -> None:
-        """A call has shown that it is lost, before a heartbeat did."""
+        """A call has shown that it is lost, before a heartbeat did. ``on_lost`` follows only for a lease with a
+        heartbeat: one with ``auto_renew=False`` has its loss raised by the call itself. The keeper removes a lease only
+        once, so a loss is reported once."""
         self._forget()
         if self._beat is None:
             self._report_end(error)

@@ -388,7 +388,8 @@ class Keeper:
     def _lose(self, beat: Beat, error: HoldfastError) -> None:
         """Stop renewing the beat, and report the loss of all its leases.
 
-        Its row is not ended: the work may not have stopped yet. It expires, or goes with the release of its grants.
+        The row of the beat stays in the database, because the work under it may not have stopped yet. The row expires
+        and is purged then, or it is deleted when the last of its grants is released.
         """
         with self._lock:
             if beat not in self._beats:

@@ -68,7 +68,8 @@ def _protect(database: Database, name: str, token: str, adapter: Connection, con
 
 
 def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut:
-    """With the driver's own error as the cause: SQLAlchemy's shows the parameters, and the token is one."""
+    """FencedOut if the database refused because the lease has passed on, else EngineError. Its cause is the database
+    driver's own error: that of SQLAlchemy shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
         FencedOut.from_lease(name, where)

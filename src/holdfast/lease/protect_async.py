@@ -69,7 +69,8 @@ async def _protect(
 
 
 def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut:
-    """With the driver's own error as the cause: SQLAlchemy's shows the parameters, and the token is one."""
+    """FencedOut if the database refused because the lease has passed on, else EngineError. Its cause is the database
+    driver's own error: that of SQLAlchemy shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
         FencedOut.from_lease(name, where)

@@ -2,7 +2,7 @@
 """A watch on the change log: reads batches from its cursor, and waits while there is nothing to read.
 
 On PostgreSQL a writer notifies while there are watches; polling about every 0.6 s catches lost notifications. On
-SQLite, and through a pooler, there is only polling (on SQLite far more often).
+SQLite, and through a pooler, there is only polling (on SQLite far more often). Never writes an object.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logger("holdfast.objects")
 
 
 class ObjectWatch:
-    """Iterate over it, or call ``next(timeout=…)``. ``close()`` ends it, as does leaving its ``with`` block."""
+    """Iterate over it, or call ``next(timeout=…)``. ``close()`` ends it, and so does the end of ``with``."""
 
     def __init__(self, engine: Engine, type: str | None, position: Position | None) -> None:
         self._engine, self._type = engine, type
         self._position = position
-        """Where the next batch begins; None until a watch from now on has begun."""
+        """Where the next batch begins; None while ``begin`` has not set it."""
         self._buffer: deque[Change] = deque()
         """Changes read and not yet returned."""
         self._returned: Position | str | None = position
@@ -44,7 +44,7 @@ class ObjectWatch:
 
     @property
     def cursor(self) -> str | None:
-        """Everything up to here has been returned; None if the watch starts from now on and has not begun."""
+        """Everything up to here has been returned; None if ``since`` was not given and the watch has not begun."""
         return None if self._returned is None else str(self._returned)
 
     def begin(self) -> str:
