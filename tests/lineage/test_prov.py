@@ -102,7 +102,7 @@ def test_turtle_without_its_library_is_told_before_anything_is_parked_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.lineage.prov.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"^Turtle needs rdflib: pip install 'holdfast\[prov\]'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^a \.ttl file .* needs rdflib: pip install 'holdfast\[prov\]'$"):
         Prov(tmp_path / "prov.ttl")
     with pytest.raises(ValueError, match=r"^rdflib is not installed: pip install 'holdfast\[prov\]'$"):
         open_sink(f"prov:{tmp_path / 'prov.ttl'}")

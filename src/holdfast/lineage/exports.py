@@ -75,7 +75,7 @@ def stac_item(events: Sequence[Event]) -> Node:
     """A STAC item for an operation. LookupError unless it has succeeded and was not undone."""
     runs = effective(events)
     if not runs:
-        raise LookupError("the operation has not succeeded, or was undone: there is nothing to export")
+        raise LookupError("the operation has no result to export: it has not succeeded, or was undone")
     last, (begin, end) = runs[-1], _span(runs)
     properties = {
         "datetime": last.at, "created": begin, "updated": end, "title": last.label,

@@ -56,7 +56,8 @@ class Graph:
         self._driver, self._database = driver, database
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Write all events in one transaction. SinkDown when the database cannot be reached, or asks to retry."""
+        """Write all events in one transaction. SinkDown when the database cannot be reached, rejects the password, or
+        asks to retry; another Neo4jError when it refuses the events."""
         try:
             with self._driver.session(database=self._database) as session:
                 session.execute_write(_write, [query for event in events for query in queries(event)])

@@ -140,8 +140,8 @@ class OpenLineage:
         """Send one event. SinkDown when the server takes no events at present: no answer, 5xx, wrong credentials, or a
         redirect. HTTPError when it refuses this event.
 
-        After a redirect, to a login page for example, requests may GET the new page with success: then the event was
-        not stored.
+        A redirect, to a login page for example, is SinkDown even if it ends with 200: requests may follow it with a
+        GET, and then the event was not stored.
         """
         try:
             response: object = transport.emit(event)

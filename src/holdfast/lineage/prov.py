@@ -38,7 +38,9 @@ class Prov:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         if self._path.suffix == ".ttl" and find_spec("rdflib") is None:  # else every event would be parked
-            raise ModuleNotFoundError("Turtle needs rdflib: pip install 'holdfast[prov]'", name="rdflib")
+            raise ModuleNotFoundError(
+                "a .ttl file (RDF Turtle) needs rdflib: pip install 'holdfast[prov]'", name="rdflib"
+            )
 
     def publish(self, events: Sequence[Event]) -> None:
         documents = [document([event]) for event in events]

@@ -117,7 +117,7 @@ class AsyncRelayPass:
                 event = Event.of(json.loads(row["event"]))
                 if event.type in TYPES:
                     await self._publish_event(event, was_parked=True)
-                else:
+                else:  # stands for a row that could not be parsed: nothing to publish
                     self._park(event, row["problem"], 1)
 
     def _events(self, row: Row) -> list[Event]:

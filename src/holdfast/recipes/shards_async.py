@@ -194,6 +194,7 @@ class AsyncShards:
             self.gained += 1
 
     async def _acquire(self, name: str) -> AsyncLeaseGrant | None:
+        """None when another replica holds it, or we still do: a shard that is being released is not re-entered."""
         terms = LeaseTerms(
             name, self._terms.ttl, self.holder, at_least=0.0, auto_renew=True, renew_every=self._terms.ttl / 3,
             on_lost=self._on_lost, failover="ttl", reenter=False,

@@ -458,7 +458,8 @@ class BoundedCalls:
     def call(
         self, stopping: threading.Event | None, what: str, seconds: float, function: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """TimeoutError after ``seconds``; TermEnding when ``stopping`` is set."""
+        """Call ``function`` in a thread and return its result. TimeoutError after ``seconds``; TermEnding when
+        ``stopping`` is set. ``what``: names the function in messages, and in the list of those that are late."""
         times, again_at = self._late.get(what, (0, 0.0))
         if now() < again_at or len(self._late) >= MAX_LATE_CALLS:
             raise TimeoutError(f"{what} is not called: an earlier call, or too many others, have not returned")
@@ -469,7 +470,7 @@ class BoundedCalls:
                 result.set_result(maybe_await(function(*arguments)))
             except BaseException as error:
                 result.set_exception(error)
-            self._late.pop(what, None)
+            self._late.pop(what, None)  # after the result: see the end of ``call``
 
         self._idle_caller().call(run)
         until = now() + seconds
@@ -481,7 +482,7 @@ class BoundedCalls:
             if result.done():
                 return result.result()
         self._late[what] = times + 1, now() + seconds * 2**times
-        if result.done():  # at this very moment
+        if result.done():  # it returned before the line above, and did not find itself in _late
             self._late.pop(what, None)
         raise TimeoutError(f"{what} has not returned within {seconds:g} s, and may still be running")
 

@@ -339,12 +339,13 @@ class AsyncNotifier:
 
 
 class AsyncBoundedCalls:
-    """Calls functions that may never return, and cancels them after a bounded time."""
+    """Calls functions that may never return, and cancels them after a bounded time. Unlike the blocking one it leaves
+    nothing behind, so it needs no pause."""
 
     async def call(
         self, _stopping: Any, what: str, seconds: float, function: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """TimeoutError after ``seconds``."""
+        """Call ``function``, await it if it is async, and return its result. TimeoutError after ``seconds``."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 with reject_foreign_cancel():

@@ -1,8 +1,8 @@
 """The table of metrics: which event each one counts, with which labels. The exporters are driven by it; dashboard and
 alerts are checked against it.
 
-Names and keys are never labels: there may be millions. The labels of an operation come from the fields of its key, and
-the number of their combinations is bounded.
+Names and keys are never labels: there may be millions. Most labels of an operation come from the fields of its key,
+and the number of their combinations is bounded. Nothing here counts or exports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Seconds: from a hand-over inside a process to a lease that is held all day."""
 
 OPERATION = ("pipeline", "task", "dataset_id", "env", "operation_type", "sovereignty_event")
-"""The labels of an operation. ``env`` is that of the process."""
+"""The labels of an operation: the fields of its key, the ``env`` of the process, and whether its dataset is
+sovereign."""
 
 OWN = ("pipeline", "task", "dataset_id", "operation_type")
 """Labels whose values the users choose, so their number is unknown."""
@@ -79,8 +80,8 @@ def _seconds(name: str, about: str, event: str, value: str, *labels: str) -> Met
     return Metric(name, "histogram", about, event, value, labels, "s")
 
 
-def _told(name: str, event: str, about: str, *more: str) -> Metric:
-    """Of operations."""
+def _runs(name: str, event: str, about: str, *more: str) -> Metric:
+    """A counter with the labels of an operation, and ``more``."""
     return Metric(name, "counter", about, event, labels=(*OPERATION, *more))
 
 
@@ -104,40 +105,40 @@ METRICS: tuple[Metric, ...] = (
     _seconds("lock_hold_seconds", "From having to giving back, or losing.", "lock.ended", "held"),
     _gauge("locks_held", "Held by this process."),
     _gauge("lock_waiters", "Waiting in this process for a lock that is held."),
-    _counter("heartbeats", "One for all leases of a TTL.", "keeper.beat", "outcome"),
+    _counter("heartbeats", "Heartbeats sent; one renews all leases of the same TTL.", "keeper.beat", "outcome"),
     _seconds("heartbeat_seconds", "How long the database took to answer one.", "keeper.beat", "seconds"),
     _gauge("heartbeat_age_seconds", "Since the oldest heartbeat of this process was confirmed.", "s"),
-    _counter("elector_transitions", "What became of this replica.", "elector.changed", "to"),
+    _counter("elector_transitions", "Changes of this replica between leader and standby.", "elector.changed", "to"),
     _gauge("electors_leading", "Electors that lead in this process."),
     _counter("invariant_violation", "What reconciling slots found wrong.", "slots.violation", "kind"),
     _gauge("slots_in_use", "As the last reconciliation found them."),
     _seconds("reconciler_sweep_seconds", "A whole sweep.", "reconciler.swept", "seconds"),
     _counter("reconciler_errors", "Sweeps, watches and records that failed; each is tried again.", "reconciler.failed"),
-    _counter("reconciler_records", "What it did and met with.", "reconciler.counted", "what", value="count"),
+    _counter("reconciler_records", "Records handled, by what was done.", "reconciler.counted", "what", value="count"),
     _gauge("reconciler_sweep_age_seconds", "Since the last complete sweep of a reconciler that runs here.", "s"),
     _counter("relay_published", "Events that sinks have taken.", "relay.published", value="events"),
     _counter("relay_parked", "Events that a sink refused for good.", "relay.parked"),
     _counter("relay_failures", "Passes that were cut short; each is tried again.", "relay.failed", "reason"),
     _gauge("relay_lag_seconds", "Since a relay that runs here had told everything there was.", "s"),
     _gauge("relay_lag_events", "Read and not told by relays that run here; more may wait in the log."),
-    _told("idempotent_replays", "operation.replayed", "Runs that were given the recorded result: nothing was called."),
-    _told("lock_acquire_failures", "operation.locked_out", "Runs that did not get their lock.", "reason"),
-    _told(
+    _runs("idempotent_replays", "operation.replayed", "Runs that were given the recorded result: nothing was called."),
+    _runs("lock_acquire_failures", "operation.locked_out", "Runs that did not get their lock.", "reason"),
+    _runs(
         "retry_events", "operation.retried",
         "Attempts begun after one that failed, was left half done, or was in another's way.", "reason",
     ),
-    _told(
+    _runs(
         "lineage_rewrite_ops", "operation.rewritten",
         "Lineage told once more of an operation it was told of before: a new attempt, a rollback, a reset.", "reason",
     ),
-    _told("idem_cache_hits", "operation.found", "The log was asked, and knew how it had ended or been left."),
-    _told("idem_cache_misses", "operation.new", "The log was asked, and had nothing: never begun, reset, or expired."),
-    _told("operations", "operation.ended", "Runs that are over.", "outcome"),
+    _runs("idem_cache_hits", "operation.found", "The log was asked, and knew how it had ended or been left."),
+    _runs("idem_cache_misses", "operation.new", "The log was asked, and had nothing: never begun, reset, or expired."),
+    _runs("operations", "operation.ended", "Runs that are over.", "outcome"),
     _seconds("operation_seconds", "A run, with all its waiting and all its attempts.", "operation.ended", "seconds",
              "env", "operation_type", "outcome"),
     _seconds("operation_hold_seconds", "From asking for its lock to the end of an attempt.", "operation.left", "held",
              "env", "operation_type"),
-    _told(
+    _runs(
         "stale_partials_met", "operation.partial",
         "Operations that a dead owner left half done, each time one is found.", "fate",
     ),

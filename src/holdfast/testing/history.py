@@ -80,7 +80,7 @@ def require(row: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
         if column not in row:
             raise ValueError(f"{column} is missing")
         if not isinstance(row[column], types):
-            raise ValueError(f"{column}={row[column]!r} has the wrong type")
+            raise ValueError(f"{column}={row[column]!r} is a {type(row[column]).__name__}, which is the wrong type")
 
 
 class RecordedOperation(NamedTuple):

@@ -331,7 +331,8 @@ class Postgres(Resource):
         return not self.running
 
     def _configure(self, settings: Mapping[str, object], file: str) -> None:
-        """Append settings to a file of the data folder, which is created if need be."""
+        """Append settings to a file of the data folder, which is created if need be. The server uses the last line of a
+        setting."""
         path = self.data / file
         with path.open("a") as lines:
             for setting, value in settings.items():

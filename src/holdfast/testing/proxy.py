@@ -89,7 +89,7 @@ class Proxy(Resource):
     def delay(self, seconds: float) -> None:
         """Deliver everything sent from now on ``seconds`` later, in order. Raises ValueError for a negative number."""
         if seconds < 0:
-            raise ValueError(f"seconds={seconds!r}: the proxy cannot deliver before it was sent")
+            raise ValueError(f"seconds={seconds!r}: a delay cannot be negative")
         self._loop_thread.call(self._delay, seconds)
 
     def heal(self) -> None:

@@ -33,6 +33,8 @@ def is_final(status: int) -> bool:
 
 
 class Answer(NamedTuple):
+    """The answer to one request."""
+
     status: int
     headers: Sequence[tuple[str, str]] = ()
     body: bytes | None = b""

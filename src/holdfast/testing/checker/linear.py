@@ -152,7 +152,8 @@ class _Search(Generic[S]):
         return not self._model.is_needed(operation) and list(self._model.step(state, operation)) == [state]
 
     def _end(self, number: int) -> dict[tuple[S, Done], list[Used]]:
-        """The configurations in which this operation has taken effect, without it: it is under way no more."""
+        """The configurations in which this operation has taken effect. Its number is removed from ``done``: it is not
+        under way any more. ``late``: those in which it has not yet taken effect, and has to now."""
         ended: dict[tuple[S, Done], list[Used]] = {}
         late: list[tuple[S, Done, Used]] = []
         for (state, done), used in self._configurations.items():
