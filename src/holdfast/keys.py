@@ -214,8 +214,8 @@ def _check_shards(shards: object) -> None:
         raise ValueError(f"shards must be a whole number from 1 to {MOST_SHARDS}, not {shards}")
 
 
-def _hashed(what: bytes, text: str) -> Any:
-    """sha256 of the canonical encoding of the list [``what``, ``text``]. hot: written out by hand, because every
+def _hash_plain(purpose: bytes, text: str) -> Any:
+    """sha256 of the canonical encoding of the list [``purpose``, ``text``]. hot: written out by hand, because every
     operation with a plain key computes it (bench operation). ``text`` has passed ``check_name``."""
     body = text.encode()
     body = b"%bs%d:%b" % (purpose, len(body), body)

@@ -47,8 +47,8 @@ def _check(value: object, path: str, depth_left: int) -> None:
     if kind is not list and kind is not dict:
         what = repr(value) if kind is float else f"a {kind.__name__}"
         raise ValueError(
-            f"{path} is {what}, which would be another value when it is read back: return bytes, or None, str, int, "
-            "float, bool, and lists and dicts of these"
+            f"{path} is {what}, which cannot be kept as it is: return bytes, or None, str, int, float, bool, and lists "
+            "and dicts of these"
         )
     if not depth_left:
         raise ValueError(f"{path[:80]}… is nested deeper than {MAX_DEPTH}")
