@@ -19,7 +19,7 @@ from holdfast.lock.pump import CALL_TIMEOUT
 from holdfast.lock.shared_pump import SharedPump
 from holdfast.lock.tickets import Key, Session, State, Ticket
 from holdfast.runtime.clock import now
-from holdfast.runtime.concurrency import Owner
+from holdfast.runtime.concurrency import NAP, Owner
 
 _CLOSE_TIMEOUT = 2.0
 NOTHING = None
@@ -181,7 +181,11 @@ class Locks:
         ticket.bell = bell = threading.Lock()
         bell.acquire()
         pump.post(event, ticket)  # type: ignore[arg-type]
-        return bell.acquire(timeout=min(max(0.0, deadline - now()), threading.TIMEOUT_MAX))
+        # In naps: Python handles a signal that arrives just before a wait only after it.
+        while not bell.acquire(timeout=max(0.0, min(deadline - now(), NAP))):
+            if now() >= deadline:
+                return False
+        return True
 
     def _ask(self, pump: SharedPump, ticket: Ticket) -> State:
         event = pump.contended if ticket.contended else pump.ask

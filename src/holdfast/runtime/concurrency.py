@@ -33,7 +33,7 @@ C = TypeVar("C", bound="DataclassInstance")
 log = logger("holdfast.lease")
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # the flags of inspect, which is slow to import
-_NAP = 0.5
+NAP = 0.5
 """Seconds of one wait. A signal that arrives just before a wait is handled only after it, so long waits are cut."""
 BLOCKS = True
 """Whether a waiter blocks its thread."""
@@ -127,7 +127,7 @@ class StopEvent(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         until = math.inf if timeout is None else now() + timeout
-        while not super().wait(min(until - now(), _NAP)) and now() < until:
+        while not super().wait(min(until - now(), NAP)) and now() < until:
             pass
         return self.is_set()
 
@@ -155,7 +155,7 @@ class Wakeup:
     def wait(self, timeout: float) -> bool:
         """True when it was set."""
         until = now() + timeout
-        while not (was_set := self._unset.acquire(timeout=max(0.0, min(until - now(), _NAP)))) and now() < until:
+        while not (was_set := self._unset.acquire(timeout=max(0.0, min(until - now(), NAP)))) and now() < until:
             pass
         return was_set
 
@@ -478,7 +478,7 @@ class BoundedCalls:
             if stopping is not None and stopping.is_set():
                 raise TermEnding(f"{what} is not waited for: the term is ending")
             with suppress(TimeoutError):
-                result.exception(min(left, _NAP / 2))
+                result.exception(min(left, NAP / 2))
             if result.done():
                 return result.result()
         self._late[what] = times + 1, now() + seconds * 2**times

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -265,6 +266,38 @@ def test_a_signal_handler_that_locks_does_not_wait_for_the_thread_it_interrupts(
         assert child.line().startswith(("handled", "told"))
         assert child.wait() == 0
         holder.lock("other").acquire(timeout=PATIENCE)
+
+
+_UNINTERRUPTED = """
+import os, signal, sys, threading, time, holdfast
+client = holdfast.Client(sys.argv[1])
+client.lock("warm").acquire().release()
+def leave(*_):
+    print("handled")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+main = threading.main_thread()
+def interrupt():
+    def state():
+        return open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0]
+    while sys._current_frames()[main.ident].f_code.co_name != "_wait" or state() != "S":
+        time.sleep(0.001)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=interrupt, daemon=True).start()
+client.lock("held elsewhere").acquire(timeout=600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_signal_that_does_not_interrupt_the_wait_is_handled_during_it(either: str) -> None:
+    """One that comes just before the wait does not, nor one that the kernel delivers to another thread."""
+    with (
+        holdfast.Client(either) as holder,
+        holder.lock("held elsewhere"),
+        Child(_UNINTERRUPTED, either) as child,
+    ):
+        child.expect("handled")
+        assert child.wait() == 0
 
 
 _CTRL_C = """
