@@ -281,5 +281,5 @@ def test_a_client_called_wrongly_says_so(
 
 
 def test_a_command_line_in_one_piece_is_not_taken_for_its_letters() -> None:
-    with pytest.raises(TypeError, match=r"""argv must be a list of strings: \["sh", "-c", 'sleep 1'\]"""):
+    with pytest.raises(TypeError, match=r"""a list of strings; for a shell command: \["sh", "-c", 'sleep 1'\]"""):
         ProcessDriver("unix:/nowhere").create("a", "sleep 1")
