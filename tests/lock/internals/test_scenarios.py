@@ -66,7 +66,8 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
     tickets: list[Any] = []
 
     def stands_in_line() -> bool:
-        tickets.extend(ticket for each in list(claims.values()) if isinstance(each, Claim) for ticket in [*each.queue])
+        queued = (ticket for each in list(claims.values()) if isinstance(each, Claim) for ticket in [*each.queue])
+        tickets.extend(ticket for ticket in queued if ticket.deadline)  # it is queued first, and gets its deadline then
         return bool(tickets)
 
     def wait() -> None:
