@@ -20,3 +20,10 @@ EACH_ONCE = pytest.mark.parametrize(("connect", "either"), [("sync", "sqlite"), 
 
 ONE_FLAVOUR = pytest.mark.parametrize("connect", ["async"], indirect=True)
 """For a test on one engine of what both flavours share. The async flavour is the source of the other."""
+
+EACH_URL = pytest.mark.parametrize(
+    ("connect", "url"),
+    [("sync", "sqlite"), ("sync", f"postgres{MAJORS[0]}"), ("async", f"postgres{NEWEST}")],
+    indirect=True,
+)
+"""The same for a test that takes ``url``: its answer may depend on the version of PostgreSQL."""

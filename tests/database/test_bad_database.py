@@ -20,7 +20,7 @@ import holdfast
 from holdfast.testing.server import until
 from holdfast.testing.sync_facade import SyncFacade
 from tests.conftest import migrated, server
-from tests.engine_pairs import url_pairs
+from tests.pairs import EACH_URL
 
 Connect = Callable[..., Any]
 SECRET = "hunter2"
@@ -252,7 +252,7 @@ def test_a_missing_schema_names_the_command_and_is_not_made(connect: Connect) ->
         assert database.execute("select from pg_namespace where nspname = 'holdfast'").fetchone() is None
 
 
-@url_pairs
+@EACH_URL
 def test_a_schema_of_another_version_is_refused(connect: Connect, url: str) -> None:
     with holdfast.Client(url) as client:
         client.leases.list()

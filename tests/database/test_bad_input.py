@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.sync_facade import SyncFacade
-from tests.engine_pairs import url_pairs
+from tests.pairs import EACH_URL
 
 Connect = Callable[..., Any]
 BAD_NAMES = ["", "x" * 201, "x" * 300, "a\nb", "a\x00b", "a\x7fb", "a\x85b", "\ud800"]
@@ -203,7 +203,7 @@ def test_an_update_that_forgets_to_return_the_payload_leaves_what_there_is(conne
     assert objects.get("box", "b-1").payload == {"lid": "open"}
 
 
-@url_pairs
+@EACH_URL
 def test_a_closed_client_says_so(connect: Connect, url: str) -> None:
     client = connect(url)
     grant, lease = client.lease("import").acquire(), client.lease("export")

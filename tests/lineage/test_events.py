@@ -12,9 +12,9 @@ from sqlalchemy.pool import NullPool
 import holdfast
 from holdfast.testing.operation_contract import leave_half_done
 from tests.children import query
-from tests.engine_pairs import either_pairs
 from tests.lineage.recording_sink import RecordingSink
 from tests.lineage.sample_operations import FAR, async_emitting, broken, emitted, emitting, key
+from tests.pairs import EACH_ONCE
 
 
 def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(either: str) -> None:
@@ -200,7 +200,7 @@ def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None
     ]  # fmt: skip
 
 
-@either_pairs
+@EACH_ONCE
 def test_async_sinks_and_operations(either: str, connect: Any) -> None:
     class Awaited(RecordingSink):
         async def publish(self, events: Any) -> None:  # type: ignore[override]

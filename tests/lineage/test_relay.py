@@ -14,12 +14,12 @@ import holdfast
 from holdfast.testing import Postgres
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
-from tests.engine_pairs import either_pairs
 from tests.lineage.recording_sink import RecordingSink, deduplicated
 from tests.lineage.sample_operations import key
+from tests.pairs import EACH_ONCE
 
 
-@either_pairs
+@EACH_ONCE
 def test_a_relay_that_dies_before_it_has_moved_tells_the_same_again(either: str, connect: Any) -> None:
     class Crash(BaseException):
         pass
@@ -77,7 +77,7 @@ def test_what_is_told_while_it_is_compared_is_not_missing(sqlite_url: str) -> No
         assert client.relays.verify(published(), relay="r").problems == ()
 
 
-@either_pairs
+@EACH_ONCE
 def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) -> None:
     sink = RecordingSink()
     with holdfast.Client(either) as client:

@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from tests.children import pass_time
-from tests.engine_pairs import either_pairs
 from tests.operations.logs import fail, fill, problems
+from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 
@@ -20,7 +20,7 @@ def client(connect: Connect, either: str) -> Any:
     return fill(connect(either), either)
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
         client.operation("failed", max_attempts=1).run(lambda: 1)
@@ -33,7 +33,7 @@ def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any)
     assert problems(client) == set()
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_was_done_since_waits_for_nobody_and_what_somebody_undid_has_not_failed(client: Any) -> None:
     def failures() -> tuple[str, str]:
         [found] = [each for each in client.operations.health().findings if each.check == "failures"]
@@ -59,7 +59,7 @@ def test_what_was_done_since_waits_for_nobody_and_what_somebody_undid_has_not_fa
     assert problems(client) == set()
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_is_to_be_decided_anew_is_asked_anew(client: Any) -> None:
     """The question of before stands no more, for the operation was done; and is done again, for its result expired."""
     mine, others = (

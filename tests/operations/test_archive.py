@@ -11,8 +11,8 @@ import pytest
 
 import holdfast
 from tests.children import eventually
-from tests.engine_pairs import either_pairs
 from tests.operations.logs import LATER, change, fail, fill, problems
+from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 
@@ -22,7 +22,7 @@ def client(connect: Connect, either: str) -> Any:
     return fill(connect(either), either)
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_is_put_away_stays_provable_and_is_still_known(client: Any, either: str) -> None:
     before = {name: client.operations.replay(name)[0] for name in ("done", "second try", "failed")}
     lines: list[str] = []
@@ -51,7 +51,7 @@ def test_what_is_put_away_stays_provable_and_is_still_known(client: Any, either:
     assert problems(client, archives=lines) == problems(client, key="done", archives=lines) == {"missing"}
 
 
-@either_pairs
+@EACH_ONCE
 def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(client: Any, either: str) -> None:
     client.operation("told").run(lambda op: op.emit("lineage", {"dataset": "parcels"}))
     with pytest.raises(ValueError, match="broken"):
@@ -80,7 +80,7 @@ def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(c
     assert problems(client, archives=lines) == {"tampered"}
 
 
-@either_pairs
+@EACH_ONCE
 def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> None:
     def write(lines: Any) -> None:
         raise OSError("no space left")
@@ -93,7 +93,7 @@ def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> Non
     assert client.operations.verify().entries == before
 
 
-@either_pairs
+@EACH_ONCE
 def test_nothing_is_taken_out_before_it_is_written_by_a_function_that_is_awaited(client: Any) -> None:
     before, lines = client.operations.verify().entries, list[str]()
 
@@ -109,7 +109,7 @@ def test_nothing_is_taken_out_before_it_is_written_by_a_function_that_is_awaited
         assert client.operations.archive(datetime.now(UTC) + LATER, write).operations == len(lines) == 3
 
 
-@either_pairs
+@EACH_ONCE
 def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(client: Any, either: str) -> None:
     client.operation("short", keep=0.001).run(lambda: "x" * 1000)
     client.operation("long", keep=1000).run(lambda: "y")

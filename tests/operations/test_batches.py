@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, name, running
 from tests.children import eventually, query, until
-from tests.engine_pairs import either_pairs
+from tests.pairs import EACH_ONCE
 from tests.user_connections import ask
 
 Connect = Callable[..., Any]
@@ -35,7 +35,7 @@ def keys_of(dataset: str, count: int, **options: Any) -> list[holdfast.Operation
     ]
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_cannot_be_kept_or_passes_by_itself_is_no_different_in_a_batch(connect: Connect, either: str) -> None:
     """A result that cannot be kept is an effect all the same, and must not be had twice; an error that passes is never
     the answer for good."""
@@ -225,7 +225,7 @@ def test_a_batch_whose_lease_is_lost_calls_no_more(either: str) -> None:
     assert called == keys[:1]
 
 
-@either_pairs
+@EACH_ONCE
 def test_a_batch_that_finds_its_lock_taken_does_what_it_was_told_to(connect: Connect, either: str) -> None:
     client, keys = connect(either), keys_of(name(), 3)
     client.operation(keys[0]).run(lambda: "done before")
@@ -293,7 +293,7 @@ def test_who_has_asked_in_vain_does_not_stop_a_batch_that_goes_on(postgres_url: 
         assert [(each.status, each.replayed) for each in found] == [("success", False)] * 3
 
 
-@either_pairs
+@EACH_ONCE
 def test_a_batch_of_a_sovereign_dataset_is_marked_and_locked_whole(connect: Connect, either: str) -> None:
     client, dataset = connect(either), name()
     with pytest.raises(ValueError, match="is sovereign and is locked as a whole"):

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from tests.children import query
 from tests.conftest import MAJORS, NEWEST, migrated, server
-from tests.engine_pairs import either_pairs
+from tests.pairs import EACH_ONCE
 
 
 def fail() -> None:
@@ -28,7 +28,7 @@ def everything(client: Any, after: str | None = None, most: int = 3) -> tuple[li
             return found, page.cursor
 
 
-@either_pairs
+@EACH_ONCE
 def test_the_log_is_read_in_an_order_that_stays(connect: Any, either: str) -> None:
     client = connect(either)
     for number in range(4):

@@ -10,8 +10,8 @@ import pytest
 
 import holdfast
 from tests.children import query
-from tests.engine_pairs import either_pairs
 from tests.operations.logs import LATER, change, fail, fill, problems, table
+from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 
@@ -21,7 +21,7 @@ def client(connect: Connect, either: str) -> Any:
     return fill(connect(either), either)
 
 
-@either_pairs
+@EACH_ONCE
 def test_verify_proves_what_nobody_has_touched_and_tells_of_locks_that_a_crash_left(client: Any) -> None:
     found = client.operations.verify()
     assert (found.operations, found.passed, found.broken) == (4, True, ())
@@ -70,7 +70,7 @@ def test_whatever_is_done_to_the_tables_is_found(either: str) -> None:
                 query(either, f"insert into {name} select * from kept_{number}")
 
 
-@either_pairs
+@EACH_ONCE
 def test_a_row_that_says_otherwise_than_its_entries_is_found_whatever_it_says(client: Any, either: str) -> None:
     for name, statement in {
         "done": "fingerprint = null",

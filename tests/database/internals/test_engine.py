@@ -18,7 +18,7 @@ import holdfast
 from holdfast.runtime.clock import now
 from holdfast.testing import Proxy
 from tests.children import NONE, PATIENCE, Child, eventually, query, rows
-from tests.engine_pairs import either_pairs
+from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 
@@ -184,7 +184,7 @@ def test_a_lease_lost_to_refused_heartbeats_says_why(
     query(postgres_url, "alter function holdfast.gone(uuid) rename to beat_renew")
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_check_raises_is_fresh_each_time(connect: Connect, either: str) -> None:
     """One that is kept grows with each time it is raised, and keeps alive whatever the frames in it hold."""
     grant = connect(either).lease("a").acquire()
@@ -258,7 +258,7 @@ def test_an_sqlite_url_with_options_is_refused(connect: Connect, tmp_path: Path)
         connect(f"sqlite:///{tmp_path}/app.db?mode=ro")
 
 
-@either_pairs
+@EACH_ONCE
 def test_a_listing_tells_which_process_holds_a_lease(connect: Connect, either: str) -> None:
     client = connect(either)
     client.lease("a").acquire()

@@ -22,7 +22,7 @@ from holdfast.database.sqlite import SqliteSession
 from holdfast.database.url import parse
 from holdfast.testing import child_watchdog
 from tests.children import PATIENCE, Child, eventually, query
-from tests.engine_pairs import either_pairs
+from tests.pairs import EACH_ONCE
 
 VARIABLE = failpoints.VARIABLE
 
@@ -90,7 +90,7 @@ def test_stop_waits_for_a_signal_and_goes_on(either: str, flavour: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["before", "after"])
-@either_pairs
+@EACH_ONCE
 def test_error_is_doubt_and_is_asked_again(
     connect: Callable[..., Any], either: str, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +106,7 @@ def test_error_is_doubt_and_is_asked_again(
     grant.check()
 
 
-@either_pairs
+@EACH_ONCE
 def test_delay_and_pause_take_their_time(
     connect: Callable[..., Any], either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

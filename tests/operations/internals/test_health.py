@@ -10,8 +10,8 @@ import pytest
 import holdfast
 from holdfast.doctor.operations import NEEDED
 from tests.children import eventually, query
-from tests.engine_pairs import either_pairs
 from tests.operations.logs import fill
+from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 
@@ -21,7 +21,7 @@ def client(connect: Connect, either: str) -> Any:
     return fill(connect(either), either)
 
 
-@either_pairs
+@EACH_ONCE
 def test_the_health_of_the_log(client: Any, either: str) -> None:
     found = {each.check: each for each in client.operations.health().findings}
     assert {name: each.status for name, each in found.items() if each.status != "ok"} == {"claims": "warn"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.engine_pairs import either_pairs
 from tests.operations.logs import LATER, change, fail, fill, problems
+from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 
@@ -21,7 +21,7 @@ def client(connect: Connect, either: str) -> Any:
     return fill(connect(either), either)
 
 
-@either_pairs
+@EACH_ONCE
 def test_replay_folds_the_log_into_states_and_results_and_calls_nobody(client: Any) -> None:
     known = {name: client.operations.get(name) for name in ("done", "second try", "failed", "half done")}
     states = {each.operation: each for each in client.operations.replay()}
@@ -42,7 +42,7 @@ def test_replay_folds_the_log_into_states_and_results_and_calls_nobody(client: A
     assert len(client.operations.replay(since=datetime.now(UTC) - LATER)) == 4
 
 
-@either_pairs
+@EACH_ONCE
 def test_what_is_taken_up_to_be_undone_is_partial_and_may_turn_out_to_be_done(client: Any) -> None:
     """Whoever undoes a failed attempt may fail at that, or die; then it is asked whether the effect is there."""
 
@@ -70,7 +70,7 @@ def test_chains_are_read_page_by_page(either: str, monkeypatch: pytest.MonkeyPat
         assert (archived.operations, [len(page) for page in lines]) == (10, [3, 3, 3, 1])
 
 
-@either_pairs
+@EACH_ONCE
 def test_the_latest_is_listed_first_although_a_clock_says_the_same_of_two(client: Any, either: str) -> None:
     """That of SQLite has milliseconds, and an operation takes less."""
     before = [each.label for each in client.operations.list()]
@@ -93,7 +93,7 @@ def test_a_wrong_moment_is_named(sqlite_url: str, wrong: Any) -> None:
             client.operations.archive(None, print)  # type: ignore[arg-type]
 
 
-@either_pairs
+@EACH_ONCE
 def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:
     parts: dict[str, Any] = {"pipeline": "etl", "task": "load", "dataset": "graves", "operation": "upsert"}
     with pytest.raises(ValueError, match="dataset 'graves' is sovereign and is locked as a whole"):
