@@ -170,7 +170,8 @@ class _LeasedRun:
         """Start the child. Returns its exit code when no process of its group runs any more."""
         self._watchdog.send(f"group {self._child.pid}")
         self._report_trust()
-        threading.Thread(target=self._report_until_lost, name="holdfast-report", daemon=True).start()
+        reports = threading.Thread(target=self._report_until_lost, name="holdfast-report", daemon=True)
+        reports.start()
         try:
             self._child.start(environment)
             code = self._child.wait(signals)
@@ -179,6 +180,7 @@ class _LeasedRun:
             self._child.end_group(self._grace, lambda: bool(self._grant.lost))
             self._has_ended.set()
             self._wake.set()
+            reports.join()  # the caller closes the watchdog's pipe, whose descriptor may then be another file's
             if self._set_timer is not None:
                 self._set_timer(math.inf)
 
@@ -208,8 +210,6 @@ class _LeasedRun:
             print_error(_NO_WATCHDOG if self._set_timer is None else _NO_WATCHDOG_GUARDED)
         if self._set_timer is not None:
             self._set_timer(until + _TIMER_GRACES * self._grace)
-            if self._has_ended.is_set():  # the main thread has stopped the timer, perhaps just before this
-                self._set_timer(math.inf)
 
 
 def _environment(url: str, schema: str, grant: Any) -> dict[bytes, bytes]:

@@ -402,3 +402,50 @@ def test_time_that_runs_out_between_two_looks_at_the_clock_ends_the_group(monkey
         os.close(reader)
         os.close(writer)
     assert ended == [(7, 6.0)]
+
+
+class EndsAtOnce:
+    """A child whose command ends as soon as trust is being reported, as `true` may."""
+
+    pid = 0
+
+    def __init__(self, is_reporting: threading.Event) -> None:
+        self._is_reporting = is_reporting
+
+    def start(self, environment: object) -> None:
+        pass
+
+    def wait(self, signals: object) -> int:
+        assert self._is_reporting.wait(PATIENCE)
+        return 0
+
+    def end_group(self, grace: float, is_lost: Callable[[], bool]) -> None:
+        pass
+
+
+def test_nothing_is_reported_to_a_watchdog_that_is_closed_when_the_command_has_ended() -> None:
+    """The descriptor of its pipe may be another file's by then; and its end would be reported as a loss."""
+    is_reporting, is_closed, late = threading.Event(), threading.Event(), []
+
+    class Grant:
+        lost = False
+
+        def remaining(self) -> float:
+            if threading.current_thread() is not threading.main_thread():
+                is_reporting.set()
+                is_closed.wait(0.2)  # long enough for a run that does not wait for this thread to return
+            return 600.0
+
+    class ClosedWatchdog:
+        def send(self, line: str) -> bool:
+            if is_closed.is_set():
+                late.append(line)
+            return not is_closed.is_set()
+
+    leased: Any = run._LeasedRun(
+        EndsAtOnce(is_reporting), ClosedWatchdog(), Grant(), threading.Event(), 0.0, guard=False  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert leased.run(None, {}) == 0
+    is_closed.set()
+    eventually(lambda: "holdfast-report" not in {each.name for each in threading.enumerate()}, "its thread ends")
+    assert (late, leased._has_lost_watchdog) == ([], False)
