@@ -26,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,15 +117,10 @@ class Process:
     """A worker, as the demo controls it."""
 
     def __init__(self, letter: str, url: str) -> None:
-        # The demo handles Ctrl-C and ends its workers itself: they start with SIGINT blocked, and no signal can come
-        # between the start of a worker and its entry in the list.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        try:
-            command = [sys.executable, __file__, "--worker", url]
+        command = [sys.executable, __file__, "--worker", url]
+        with started.starting():
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             started.append(self)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.letter, self.pid = letter, self.process.pid
         self._unread = b""
         self._kept: list[dict[str, Any]] = []
@@ -172,7 +168,37 @@ class Process:
                 pipe.close()
 
 
-started: list[Any] = []
+class Started(list[Any]):
+    """The processes that the demo has to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupts: list[int] = []
+        self._is_starting = False
+
+    def interrupt(self, number: int, _: object) -> None:
+        """The handler of Ctrl-C and SIGTERM."""
+        self.interrupts.append(number)
+        if not self._is_starting:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """A block that starts a process and appends it: an interrupt is raised afterwards. The process starts with the
+        signals blocked, because the demo ends it. That alone does not keep the handler away: another thread gets the
+        signal, and Python calls the handler in this one."""
+        self._is_starting = True
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._is_starting = False
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+
+started = Started()
 
 
 class Story:
@@ -421,18 +447,12 @@ def main() -> int:
     if arguments.postgres and (reason := no_postgres()):
         print(reason)
         return 0
-    interrupted: list[int] = []
-
-    def interrupt(number: int, _: object) -> None:
-        interrupted.append(number)
-        raise KeyboardInterrupt
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+        signal.signal(number, started.interrupt)
     try:
         return show(arguments.postgres, arguments.gateway)
     except BaseException:  # an interrupt during an import is raised as another error
-        if not interrupted:
+        if not started.interrupts:
             raise
         print("\ninterrupted; no process and no folder is left behind", file=sys.stderr)
         return 130

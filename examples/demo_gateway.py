@@ -32,19 +32,15 @@ os.execv(sys.executable, [sys.executable, "-m", "holdfast", *sys.argv[2:]])
 class Server:
     """A replica or the driver: a process in its own session, so that Ctrl-C reaches only the demo."""
 
-    def __init__(self, name: str, folder: Path, started: list[Any], *words: str, with_demo: str = "SIGKILL") -> None:
+    def __init__(self, name: str, folder: Path, started: Any, *words: str, with_demo: str = "SIGKILL") -> None:
         self.letter, self.name, self._log = name, name, folder / f"{name}.log"
         environment = {**os.environ, "HOLDFAST_REPLICA_ID": name}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        try:
-            with self._log.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-c", _START, with_demo, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=log, cwd=folder, env=environment, start_new_session=True,
-                )  # fmt: skip
+        with self._log.open("ab") as log, started.starting():
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START, with_demo, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=log, cwd=folder, env=environment, start_new_session=True,
+            )  # fmt: skip
             started.append(self)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self.process.pid
 
     def __str__(self) -> str:
@@ -96,7 +92,7 @@ class Server:
             self.process.stdout.close()
 
 
-def run(url: str, story: Any, folder: Path, started: list[Any], connection: Any) -> None:
+def run(url: str, story: Any, folder: Path, started: Any, connection: Any) -> None:
     words = ("--end-sandboxes", "--folder", str(folder / "d"), "--json")
     driver = Server("driver", folder, started, "driver", *words, with_demo="SIGTERM")
     driver.listens()

@@ -136,6 +136,42 @@ def test_ctrl_c_in_the_midst_of_an_import_is_told_as_such() -> None:
     assert (done.returncode, done.stderr.strip()) == (130, "interrupted; no process and no folder is left behind")
 
 
+INTERRUPTED_START = """
+import os, signal, subprocess, sys, threading, time
+import demo
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # gets the signal, which the main thread blocks
+popen = subprocess.Popen
+
+def start_and_interrupt(*arguments, **options):
+    process = popen(["sleep", "1000"], **options)
+    os.kill(os.getpid(), signal.SIGINT)
+    while not demo.started.interrupts:
+        time.sleep(0.001)
+    return process
+
+def show(*_):
+    try:
+        demo.Process("A", "sqlite:///unused.db")
+    finally:
+        print(len(demo.started), demo.started[0].process.poll())
+        demo.end_workers()
+
+subprocess.Popen, demo.show, sys.argv = start_and_interrupt, show, ["demo"]
+sys.exit(demo.main())
+"""
+
+
+def test_ctrl_c_while_a_process_is_started_ends_that_process_too() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_START]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=DEMO.parent, timeout=HANG)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (
+        130,
+        "1 None\n",
+        "interrupted; no process and no folder is left behind",
+    )
+
+
 def comes_to(process: subprocess.Popen[str], moment: str) -> bool:
     """False when it has ended before: on a machine that stood still it may."""
     assert process.stdout is not None
