@@ -198,7 +198,7 @@ class _Load:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        job = {"clients": clients, "seconds": self._seconds, "most": MOST}
+        job = {"clients": clients, "seconds": self._seconds, "limit": MOST}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

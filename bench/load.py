@@ -36,7 +36,7 @@ class Client:
         self.parts: list[dict[str, float]] = []
         """The server's own timing of each request (Server-Timing), in seconds."""
 
-    async def run(self, seconds: float, most: int, begin: asyncio.Barrier) -> None:
+    async def run(self, seconds: float, limit: int, begin: asyncio.Barrier) -> None:
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         try:
             for _ in range(_WARM):
@@ -45,7 +45,7 @@ class Client:
             self.parts.clear()
             await begin.wait()
             end = perf_counter() + seconds
-            while len(self.taken) < _LEAST or (perf_counter() < end and len(self.taken) < most):
+            while len(self.taken) < _LEAST or (perf_counter() < end and len(self.taken) < limit):
                 await self._ask()
         finally:
             self._writer.close()
@@ -66,12 +66,12 @@ class Client:
             self.parts.append({name: float(took) / 1000 for name, took in _PART.findall(timing)})
 
 
-async def run(clients: list[list[Any]], seconds: float, most: int) -> dict[str, Any]:
+async def run(clients: list[list[Any]], seconds: float, limit: int) -> dict[str, Any]:
     """Run all clients for ``seconds``, or until each has sent ``most`` requests. RuntimeError at the first refusal."""
     workers, begin = [Client(*each) for each in clients], asyncio.Barrier(len(clients) + 1)
     async with asyncio.timeout(seconds + WITHIN), asyncio.TaskGroup() as group:
         for worker in workers:
-            group.create_task(worker.run(seconds, most, begin))
+            group.create_task(worker.run(seconds, limit, begin))
         await begin.wait()
         began = perf_counter()
     lasted = perf_counter() - began

@@ -94,7 +94,7 @@ async def _make(client: holdfast.AsyncClient, count: int) -> None:
 async def _ids(client: holdfast.AsyncClient) -> set[str]:
     ids: set[str] = set()
     after: str | None = None
-    while page := await client.objects.list("sandbox", after=after, most=10_000):
+    while page := await client.objects.list("sandbox", after=after, limit=10_000):
         ids |= {each.id for each in page}
         after = page[-1].id
     return ids

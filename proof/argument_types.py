@@ -13,21 +13,21 @@ def positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
 
 
-def seconds(least: float, most: float) -> Callable[[str], float]:
+def seconds(minimum: float, maximum: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         with suppress(ValueError):
-            if least <= (number := float(text)) <= most:
+            if minimum <= (number := float(text)) <= maximum:
                 return number
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from {least:g} to {most:g}, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from {minimum:g} to {maximum:g}, not {text}")
 
     return parse
 
 
-def count(least: int) -> Callable[[str], int]:
+def count(minimum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         with suppress(ValueError):
-            if (number := int(text)) >= least:
+            if (number := int(text)) >= minimum:
                 return number
-        raise argparse.ArgumentTypeError(f"must be a whole number from {least} on, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a whole number from {minimum} on, not {text}")
 
     return parse

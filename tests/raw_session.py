@@ -86,7 +86,7 @@ class Raw:
         return self.done("lease_force_release", name=name, actor="operator", reason="test")
 
     def history(self, name: str | None = None) -> list[Row]:
-        return self.call("lease_history", name=name, most=10_000)
+        return self.call("lease_history", name=name, limit=10_000)
 
     def run(self, text: str) -> None:
         self.session.script(text.replace("holdfast.", self.prefix), PATIENCE)

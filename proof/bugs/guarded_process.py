@@ -18,7 +18,7 @@ _PAUSE = 0.2
 def main(url: str, folder: str, key: str, ends_by: str) -> None:
     client = holdfast.Client(url)
     guard = (
-        client.guard(key, ttl=TTL, heartbeat=TTL / 3)
+        client.guard(key, ttl=TTL, renew_every=TTL / 3)
         if ends_by == "kernel"
         else client.lease(key, ttl=TTL, on_lost="exit")
     )

@@ -138,7 +138,7 @@ class SuccessionRun:
         self._driver.remove(id, publish=self._random.random() < 0.5)
 
     def _records(self) -> list[Any]:
-        return self._client.objects.list(TYPE, most=10_000)
+        return self._client.objects.list(TYPE, limit=10_000)
 
     def _records_agree(self) -> bool:
         phases = {each.id: each.payload.get("status", {}) for each in self._records()}
@@ -153,7 +153,7 @@ class SuccessionRun:
 
     def _leader(self) -> str | None:
         lease = self._client.leases.get(ELECTOR)
-        return None if lease is None else lease.holder.rpartition("/")[0]
+        return None if lease is None else lease.holder.rpartition(":")[0]
 
     def _start(self, name: str, proxy: Proxy) -> None:
         job = self._job._replace(url=proxy.url, worker=name)

@@ -247,18 +247,25 @@ class Client:
         return operations.operation(build_spec, key, tx, payload)
 
     def guard(
-        self, key: str, *, ttl: float = 15.0, heartbeat: float = 5.0, strict: bool = False, wipe_on_start: bool = False
+        self,
+        name: str,
+        *,
+        ttl: float = 15.0,
+        renew_every: float | None = None,
+        strict: bool = False,
+        wipe_on_start: bool = False,
     ) -> Guard:
-        """One running instance, which fails closed: ``with client.guard(key):`` around the whole work.
+        """One running instance, which fails closed: ``with client.guard(name):`` around the whole work.
 
-        SystemExit before the block unless the lease ``key`` is acquired: 75 if it is held, 69 if that is unknown. When
+        SystemExit before the block unless the lease ``name`` is acquired: 75 if it is held, 69 if that is unknown. When
         the lease is taken away or cannot be confirmed in time (``strict``: with the first heartbeat that fails), the
-        process ends with 70, and in any case before the TTL does. ``wipe_on_start`` takes all other leases away first.
+        process ends with 70, and in any case before the TTL does. It is renewed every ``renew_every`` seconds (a third
+        of the TTL; half of it at most). ``wipe_on_start`` takes all other leases away first.
         """
         from holdfast.recipes.guard import Guard
         from holdfast.recipes.guard_terms import check_guard
 
-        terms = check_guard(key, ttl=ttl, heartbeat=heartbeat, strict=strict)
+        terms = check_guard(name, ttl=ttl, renew_every=renew_every, strict=strict)
         return Guard(self._engine, terms, wipe_on_start=wipe_on_start)
 
     def gate(self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0) -> GateWindow:
@@ -296,8 +303,8 @@ class Client:
         name: str,
         *,
         ttl: float = 30.0,
-        renew_every: float = 10.0,
-        retry_every: float = 5.0,
+        renew_every: float | None = None,
+        retry_every: float | None = None,
         grace: float | None = None,
         holder: str | None = None,
         failover: Failover = "ttl",
@@ -307,9 +314,10 @@ class Client:
         """One replica at a time runs the work: ``elector.run(work)``. A standby takes over at once after a release, and
         after a crash within ``ttl + retry_every``, or in milliseconds with ``failover="session"``.
 
-        ``grace``: seconds that the work has to stop (a sixth of the TTL). ``overrun``: what happens if it does not:
-        "wait" lets its lease expire and waits for it, "exit" ends the process. ``holder``: instead of
-        HOLDFAST_REPLICA_ID or HOSTNAME. ``on_new_leader(holder)`` is called for every change that is seen.
+        Times default from the TTL. ``renew_every``: seconds between two heartbeats (a third of it). ``retry_every``:
+        between two attempts of a standby (a sixth). ``grace``: seconds that the work has to stop (a sixth).
+        ``overrun``: what happens if it does not: "wait" lets its lease expire and waits for it, "exit" ends the
+        process. ``holder``: instead of ``host:pid``. ``on_new_leader(holder)`` is called for every change that is seen.
 
         On SQLite there is no heartbeat: the kernel frees the lease of a dead process, and a standby takes over at once.
         """
@@ -350,8 +358,7 @@ class Client:
     def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> Shards:
         """``count`` leases, spread evenly over the replicas that are in the block: ``with client.shards(…)``.
 
-        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
-        HOSTNAME.
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of ``host:pid``.
         """
         from holdfast.recipes.shards import Shards
         from holdfast.recipes.shards_terms import ShardTerms
@@ -384,9 +391,9 @@ class Client:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
         return self.migrations.up()
 
-    def looking(self) -> Self:
-        """A client on the same database that only looks: whatever is asked of it, nothing is written. A context manager
-        of its own, to be closed when it is not needed any more."""
+    def read_only(self) -> Self:
+        """A client of the same database that writes nothing: PolicyDenied for every call that would. It has its own
+        connections: close it, or use it as a context manager."""
         from copy import copy  # here: it is rarely wanted, and costs every start
 
         other = copy(self)
@@ -395,9 +402,10 @@ class Client:
         other._firsts = {}
         return other
 
-    def examine(self, *, timeout: float = 10.0) -> Examination:
-        """Look the database over, and the way to it: everything that could keep leases from working well, each with its
-        remedy. Writes nothing. A database that does not answer in ``timeout`` seconds is a finding, not an error."""
+    def doctor(self, *, timeout: float = 10.0) -> Examination:
+        """Examine the database and the connection to it: everything that could keep leases from working well, each
+        with its remedy. Writes nothing. A database that does not answer within ``timeout`` seconds is a finding, not an
+        error."""
         from holdfast.doctor.examine import examine
 
         return examine(self._engine, timeout)
@@ -446,7 +454,7 @@ class Client:
         from holdfast.lock.handle import LockSpace
 
         if self._engine.read_only:
-            raise PolicyDenied("a client that only looks takes no lock")
+            raise PolicyDenied("a read-only client takes no lock")
         database, (kept, extra) = self._lock_options
         space = LockSpace(self._engine, database, kept=kept, extra=extra)
         self._locks = first = cast("LockSpace", self._firsts.setdefault("locks", space))

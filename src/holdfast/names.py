@@ -22,9 +22,9 @@ RESERVED = (OWN, "holdfast:")
 """Prefixes of holdfast's own leases: slots, gates and operations; the runtime lease."""
 
 
-def check_free_name(value: object, what: str = "name", most: int = 200) -> str:
+def check_free_name(value: object, what: str = "name", limit: int = 200) -> str:
     """A name that is not reserved for holdfast's own leases."""
-    name = check_name(value, what, most)
+    name = check_name(value, what, limit)
     if name.startswith(RESERVED):
         raise ValueError(
             f"{what} must not begin with {' or '.join(map(repr, RESERVED))}, which are reserved for holdfast's own "
@@ -33,22 +33,22 @@ def check_free_name(value: object, what: str = "name", most: int = 200) -> str:
     return name
 
 
-def check_name(value: object, what: str = "name", most: int = 200) -> str:
+def check_name(value: object, what: str = "name", limit: int = 200) -> str:
     """``value`` as a plain str: of a ``class Kind(str, Enum)`` its text, where ``str()`` would give ``Kind.NAME``."""
-    if type(value) is str and 0 < len(value) <= most and value.isprintable():  # hot: nearly every name ends here
+    if type(value) is str and 0 < len(value) <= limit and value.isprintable():  # hot: nearly every name ends here
         return value
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
-    if not 1 <= len(value) <= most:
-        raise ValueError(f"{what} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
+    if not 1 <= len(value) <= limit:
+        raise ValueError(f"{what} must have 1 to {limit} characters, not {len(value)}: {value[:40]!r}")
     if not value.isprintable() and (bad := _control_character(value)):
         raise ValueError(f"{what} must not contain control characters, found {bad!r} in {value!r}")
     return str.__str__(value)
 
 
-def check_said(value: object, what: str, most: int = 200) -> str:
+def check_said(value: object, what: str, limit: int = 200) -> str:
     """An actor or a reason for the record, which must not be blank."""
-    text = check_name(value, what, most)
+    text = check_name(value, what, limit)
     if not text.strip():
         raise ValueError(f"{what} must not be blank: it is for the record")
     return text
@@ -60,11 +60,11 @@ def _control_character(text: str) -> str | None:
     return next((character for character in text if unicodedata.category(character) in ("Cc", "Cs")), None)
 
 
-def check_seconds(value: object, what: str, least: float, most: float) -> float:
+def check_seconds(value: object, what: str, minimum: float, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
-    if not least <= value <= most:  # also true of NaN
-        raise ValueError(f"{what} must be between {least:g} and {most:g} seconds, not {value!r}")
+    if not minimum <= value <= maximum:  # also true of NaN
+        raise ValueError(f"{what} must be between {minimum:g} and {maximum:g} seconds, not {value!r}")
     return float(value)
 
 
@@ -84,7 +84,7 @@ def check_sessions(kept: int, extra: int) -> tuple[int, int]:
     return kept, extra
 
 
-def check_limit(limit: object, what: str = "most") -> int:
+def check_limit(limit: object, what: str = "limit") -> int:
     """How many rows a listing may return."""
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise TypeError(f"{what} must be an int, not {type(limit).__name__}")

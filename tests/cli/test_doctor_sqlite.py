@@ -73,7 +73,7 @@ def test_a_file_that_is_not_holdfasts_yet_is_left_as_it_is(sqlite_url: str) -> N
         file.execute("create table orders (id)")
     before = path(sqlite_url).read_bytes()
     assert doctor(sqlite_url)["journal"]["found"] == "delete: the next client that opens the file switches to WAL"
-    with holdfast.Client(sqlite_url) as client, client.looking() as onlooker:
+    with holdfast.Client(sqlite_url) as client, client.read_only() as onlooker:
         assert onlooker.migrations.version() == 0
     assert path(sqlite_url).read_bytes() == before
 

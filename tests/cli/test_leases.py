@@ -125,7 +125,7 @@ def test_history_tells_who_took_a_lease_away_and_why(either: str) -> None:
     everything = valid("history", printed(*at(either, "history", "--json")))
     assert [each["holder"] for each in everything] == ["three", "two", "one"]
     assert everything[1]["actor"] == "jane"
-    assert [each["holder"] for each in valid("history", printed(*at(either, "history", "--most", "1", "--json")))] == [
+    assert [each["holder"] for each in valid("history", printed(*at(either, "history", "--limit", "1", "--json")))] == [
         "three"
     ]
 
@@ -139,8 +139,8 @@ def test_what_holdfast_holds_for_itself_is_told_apart(either: str) -> None:
             done = invoke(*at(either, "ls"))
     assert "@slot:pool:1" in done.stdout
     assert done.stderr == "names that begin with @ or holdfast: are holdfast's own, such as gates and slots\n"
-    for most, count in ((2, 2), (20, 3)):
-        shown = valid("history", printed(*at(either, "history", "--most", str(most), "--json")))
+    for limit, count in ((2, 2), (20, 3)):
+        shown = valid("history", printed(*at(either, "history", "--limit", str(limit), "--json")))
         assert [each["name"] for each in shown] == ["sweep"] * count
     everything = valid("history", printed(*at(either, "history", "--all", "--json")))
     names = {"sweep", "@slot:pool:1", "@gate:leases", "holdfast:runtime"}

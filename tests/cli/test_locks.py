@@ -1,4 +1,4 @@
-"""holdfast locks and locks break, as processes of their own."""
+"""holdfast locks and locks end, as processes of their own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def listed(url: str) -> list[dict[str, Any]]:
 def audit(url: str) -> list[tuple[Any, ...]]:
     table = "holdfast_audit" if url.startswith("sqlite") else "holdfast.audit"
     about = "select actor, action, subject, reason, outcome"
-    return query(url, f"{about} from {table} where action = 'lock.break' order by id")
+    return query(url, f"{about} from {table} where action = 'lock.end' order by id")
 
 
 def named(url: str, name: str) -> None:
@@ -218,21 +218,21 @@ def test_break_ends_the_session_frees_its_locks_and_is_recorded(postgres_url: st
         named(postgres_url, "nightly import")
         [holder] = [each.pid for each in client.locks.list() if each.name == "nightly import"]
         output = ask(
-            *at(postgres_url, "locks", "break", str(holder), "--reason", "its host [is] gone", "--actor", "jane")
+            *at(postgres_url, "locks", "end", str(holder), "--reason", "its host [is] gone", "--actor", "jane")
         )
         assert f"ended session {holder}, which held nightly import; recorded: jane: its host [is] gone" in output
         eventually(lambda: lost, "its holder has learned")
         assert grant.lost
         assert [each.pid for each in client.locks.list()] == [pid], "nobody else's"
-        ask(*at(postgres_url, "locks", "break", str(pid), "--reason", "again"))
+        ask(*at(postgres_url, "locks", "end", str(pid), "--reason", "again"))
         assert client.locks.list() == []
     me = f"{getpass.getuser()}@{socket.gethostname()}"
     assert audit(postgres_url) == [
-        ("jane", "lock.break", f"session {holder}", "its host [is] gone", "done"),
-        (me, "lock.break", f"session {pid}", "again", "done"),
+        ("jane", "lock.end", f"session {holder}", "its host [is] gone", "done"),
+        (me, "lock.end", f"session {pid}", "again", "done"),
     ]
     [(detail, role, fence), _] = query(
-        postgres_url, "select detail, role, fence from holdfast.audit where action = 'lock.break' order by id"
+        postgres_url, "select detail, role, fence from holdfast.audit where action = 'lock.end' order by id"
     )
     assert detail["changes"] == [f"session {holder}, which holds nightly import, is ended"]
     assert (role, fence > 0) == ("postgres", True)
@@ -246,7 +246,7 @@ def test_break_ends_one_that_waits(postgres_url: str) -> None:
         waits.pgconn.send_query(b"select pg_advisory_lock(1)")
         with holdfast.Client(postgres_url) as client:
             eventually(lambda: any(not each.granted for each in client.locks.list()), "it waits")
-        output = ask(*at(postgres_url, "locks", "break", str(waiter), "--reason", "stuck"))
+        output = ask(*at(postgres_url, "locks", "end", str(waiter), "--reason", "stuck"))
         assert f"ended session {waiter}, which held 2 and waited for 1;" in output
         assert holder in {each["pid"] for each in listed(postgres_url)}
 
@@ -258,7 +258,7 @@ def test_break_of_a_session_without_a_lock_is_refused_and_recorded(postgres_url:
         foreign(server().database(), "select pg_advisory_lock(1)") as (_, elsewhere),
     ):
         for number in (pid, elsewhere, 2**31 - 1):
-            done = invoke(*at(postgres_url, "locks", "break", str(number), "--reason", "x"))
+            done = invoke(*at(postgres_url, "locks", "end", str(number), "--reason", "x"))
             assert (done.returncode, done.stdout) == (1, "")
             assert done.stderr == (
                 f"holdfast: session {number} was not ended: it neither holds nor waits for an advisory lock "
@@ -278,7 +278,7 @@ def test_break_needs_the_servers_leave(postgres_url: str) -> None:
     with foreign(postgres_url, "select pg_advisory_lock(1, 2)") as (connection, pid):
         [row] = listed(url)
         assert (row["pid"], row["state"]) == (pid, None), "of another role's session the server tells little"
-        done = call(*at(url, "locks", "break", str(pid), "--reason", "x", "--actor", "jane"))
+        done = call(*at(url, "locks", "end", str(pid), "--reason", "x", "--actor", "jane"))
         assert done.returncode == 1
         assert f"session {pid} was not ended: permission denied" in done.stderr
         assert connection.execute("select 1").fetchone() == (1,)
@@ -290,7 +290,7 @@ def test_break_needs_the_servers_leave(postgres_url: str) -> None:
 def test_break_on_sqlite_is_refused_in_clear_words_and_recorded(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         client.lock("x").acquire()
-        done = call(*at(sqlite_url, "locks", "break", str(os.getpid()), "--reason", "x", "--actor", "me"))
+        done = call(*at(sqlite_url, "locks", "end", str(os.getpid()), "--reason", "x", "--actor", "me"))
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.endswith("was not ended: on SQLite a lock is its process's: end that\n")
     [(actor, *_, outcome)] = audit(sqlite_url)
@@ -300,12 +300,12 @@ def test_break_on_sqlite_is_refused_in_clear_words_and_recorded(sqlite_url: str)
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (("break",), "Missing argument 'PID'"),
-        (("break", "7"), "Missing option '--reason'"),
-        (("break", "x", "--reason", "y"), "not a valid integer"),
-        (("break", "0", "--reason", "y"), "not in the range"),
-        (("break", "7", "--reason", ""), "reason must have"),
-        (("break", "7", "--reason", "y", "--actor", "a\nb"), "actor must not contain control"),
+        (("end",), "Missing argument 'PID'"),
+        (("end", "7"), "Missing option '--reason'"),
+        (("end", "x", "--reason", "y"), "not a valid integer"),
+        (("end", "0", "--reason", "y"), "not in the range"),
+        (("end", "7", "--reason", ""), "reason must have"),
+        (("end", "7", "--reason", "y", "--actor", "a\nb"), "actor must not contain control"),
         (("mend",), "No such command"),
         (("--every", "0"), "not in the range"),
     ],

@@ -66,7 +66,7 @@ def test_operations_are_listed(filled: str) -> None:
     assert [(each["label"], each["error"]["type"]) for each in records] == [("etl/load: upsert parcels", "ValueError")]
     assert valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--status", "running"))) == []
     assert invoke(*at(filled, "ops", "ls", "--status", "running")).stderr == "no operation is running\n"
-    assert len(valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--most", "1")))) == 1
+    assert len(valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--limit", "1")))) == 1
     assert "publish:7" in on_terminal(*at(filled, "ops", "ls"), columns=40)
 
 

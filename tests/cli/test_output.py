@@ -229,7 +229,7 @@ def test_a_bad_holdfast_toml_is_told_without_a_traceback_or_a_password(
     assert "hunter2" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("ls", "--nonsense"), ("history", "--most", "0"), ("ls", "a"),
+@pytest.mark.parametrize("arguments", [("nonsense",), ("ls", "--nonsense"), ("history", "--limit", "0"), ("ls", "a"),
                                        ("ls", "--every", "0"), ("history", "a\nb")])  # fmt: skip
 def test_wrong_arguments_are_explained_with_exit_code_2(sqlite_url: str, arguments: tuple[str, ...]) -> None:
     done = invoke(*at(sqlite_url, *arguments))

@@ -17,10 +17,10 @@ from tests.recipes.guard.instances import ends_at
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--strict",), "are for --guard"), (("--heartbeat", "1"), "are for --guard"),
+        (("--strict",), "are for --guard"), (("--renew-every", "1"), "are for --guard"),
         (("--wipe-on-start",), "are for --guard"), (("--guard", "--holder", "me"), "exclude each other"),
-        (("--guard", "--ttl", "5", "--heartbeat", "3"), "ttl must be clearly above heartbeat"),
-        (("--guard", "--heartbeat", "0"), "heartbeat must be 0.001 seconds or more, not 0"),
+        (("--guard", "--ttl", "5", "--renew-every", "3"), "at most half of --ttl 5, not 3"),
+        (("--guard", "--renew-every", "0"), "--renew-every must be 0.001 seconds or more, not 0"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_and_nothing_runs(sqlite_url: str, options: tuple[str, ...], why: str) -> None:
@@ -30,7 +30,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_runs(sqlite_url: str, option
 
 
 def test_it_is_renewed_as_often_as_told(sqlite_url: str) -> None:
-    with Run(sqlite_url, "--guard", "--ttl", "600", "--heartbeat", "0.2") as run:
+    with Run(sqlite_url, "--guard", "--ttl", "600", "--renew-every", "0.2") as run:
         family = run.pids()
         for _ in range(3):
             latest = ends_at(sqlite_url, "job")
@@ -42,8 +42,8 @@ def test_it_is_renewed_as_often_as_told(sqlite_url: str) -> None:
 def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str) -> None:
     with (
         Proxy(postgres_url) as way,
-        Run(way.url, "--guard", "--ttl", "600", "--heartbeat", "0.5", "--strict", name="strict") as strict,
-        Run(way.url, "--guard", "--ttl", "600", "--heartbeat", "0.5", name="patient") as patient,
+        Run(way.url, "--guard", "--ttl", "600", "--renew-every", "0.5", "--strict", name="strict") as strict,
+        Run(way.url, "--guard", "--ttl", "600", "--renew-every", "0.5", name="patient") as patient,
     ):
         ended, lives = strict.pids(), patient.pids()
         latest = ends_at(postgres_url, "patient"), ends_at(postgres_url, "strict")

@@ -62,12 +62,12 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
         "slot.release": {"pool": "tuner", "slot": "1"},
         "gate.open": {"name": "dot_config", "seconds": 60},
         "schema.migrate": {},
-        "lock.break": {"pid": 1},
+        "lock.end": {"pid": 1},
     }
     for name, values in planned.items():
         outcome = operator.run(client, name, values, dry_run=True, **JANE)
         assert (outcome.dry_run, outcome.fence, outcome.entry) == (True, None, None)
-        assert outcome.changes or name in ("schema.migrate", "lock.break")
+        assert outcome.changes or name in ("schema.migrate", "lock.end")
     assert [each.name for each in client.leases.list()] == ["@slot:tuner:1", "nightly-import"]
     assert client.audit.list() == []
     done = invoke(*at(either, "do", "lease.release", "nightly-import", "--dry-run", *BY_JANE))
@@ -109,9 +109,9 @@ def test_without_actor_or_reason_nothing_happens(client: holdfast.Client) -> Non
         ("lease.release", {"name": None}, "name must be str, not None"),
         ("lease.release", {"name": ""}, "name must have 1 to 200 characters, not 0"),
         ("lease.release", {"name": "a\nb"}, "name must not contain control characters"),
-        ("lock.break", {"pid": "x"}, "pid must be int"),
-        ("lock.break", {"pid": 7.9}, "pid must be int from 1 to 2147483647, not 7.9"),
-        ("lock.break", {"pid": True}, "pid must be int"),
+        ("lock.end", {"pid": "x"}, "pid must be int"),
+        ("lock.end", {"pid": 7.9}, "pid must be int from 1 to 2147483647, not 7.9"),
+        ("lock.end", {"pid": True}, "pid must be int"),
         ("gate.open", {"name": "x" * 181, "seconds": 60}, "name must have 1 to 180 characters, not 181"),
         ("gate.open", {"name": "x", "seconds": 0.5}, "seconds must be float from 1 to 86400, not 0.5"),
         ("gate.open", {"name": "x", "seconds": "inf"}, "seconds must be float"),
@@ -221,7 +221,7 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
 
 def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client: holdfast.Client, either: str) -> None:
     with holdfast.Client(either) as other:
-        guard = client.guard("key", ttl=600, heartbeat=100)
+        guard = client.guard("key", ttl=600, renew_every=100)
         kept = other.lease("a", ttl=60).acquire()
         other.slots("tuner", 4).claim(owner="s")
         before = [(each.name, each.fence) for each in client.leases.list()]
@@ -269,7 +269,7 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
     stale = client.lease("key").acquire()
     stale.release()
     names = ["a", "key"]
-    with client.guard("key", ttl=600, heartbeat=100) as grant:
+    with client.guard("key", ttl=600, renew_every=100) as grant:
         wrong = [("unused", grant.token), ("key", stale.token), ("key", str(uuid4())), ("a", grant.token)]
         for guard, token in [*wrong, ("key", "no token"), ("@gate:x", grant.token)]:
             with pytest.raises(operator.CommandRefused, match="nothing is wiped"):
@@ -335,7 +335,7 @@ def test_a_command_registered_elsewhere_is_a_command_like_any_other(
 def test_the_commands_are_listed_with_what_they_declare() -> None:
     declared = valid("commands", ask("commands", "--json"))
     assert {each["name"] for each in declared} >= {
-        "lease.release", "lease.wipe", "leader.resign", "lock.break", "gate.open", "gate.close", "slot.release",
+        "lease.release", "lease.wipe", "leader.resign", "lock.end", "gate.open", "gate.close", "slot.release",
         "schema.migrate", "schema.revert", "operation.reset", "operation.replay", "operation.rollback", "wal.verify",
         "wal.archive",
     }  # fmt: skip

@@ -39,7 +39,7 @@ def client(either: str) -> Iterator[holdfast.Client]:
 
 def leader(client: holdfast.Client) -> str | None:
     record = client.leases.get("reconciler")
-    return None if record is None else record.holder.partition("/")[0]
+    return None if record is None else record.holder.partition(":")[0]
 
 
 def test_the_leading_process_stops_its_work_and_a_standby_takes_over(client: holdfast.Client, either: str) -> None:
@@ -47,14 +47,14 @@ def test_the_leading_process_stops_its_work_and_a_standby_takes_over(client: hol
         one.expect("leads")
         with Child(LEADER, either, "two", 0) as two:
             plan = operator.run(client, "leader.resign", {"name": "reconciler"}, dry_run=True, **JANE)
-            assert plan.changes[0].startswith("one/")
+            assert plan.changes[0].startswith("one:")
             assert leader(client) == "one"
             output = ask(*at(either, "do", "leader.resign", "reconciler", "--actor", "jane", "--reason", "why"))
             assert "stops its work and lets another lead" in output
             one.expect("stopped")
             two.expect("leads")
             eventually(lambda: leader(client) == "two", "it leads")
-    [before] = [each for each in client.leases.history("reconciler") if each.holder.startswith("one/")]
+    [before] = [each for each in client.leases.history("reconciler") if each.holder.startswith("one:")]
     assert before.outcome == "released", "it released the lease itself"
     assert before.ended_at <= client.leases.get("reconciler").acquired_at  # type: ignore[union-attr]
     [entry] = [each for each in client.audit.list() if each.action == "leader.resign"]

@@ -55,21 +55,21 @@ def test_a_name_or_holder_that_is_no_str_is_refused(untouched: Any, name: object
 
 
 @pytest.mark.parametrize(
-    ("most", "kind", "told"),
+    ("limit", "kind", "told"),
     [("3", TypeError, "an int, not str"), (2.5, TypeError, "an int, not float"), (True, TypeError, "an int, not bool"),
      (None, TypeError, "an int, not NoneType"), (0, ValueError, "a whole number from 1 to 10000, not 0"),
      (10_001, ValueError, "a whole number from 1 to 10000, not 10001")],
 )  # fmt: skip
-def test_how_many_is_checked_wherever_it_is_asked(untouched: Any, most: Any, kind: type[Exception], told: str) -> None:
+def test_how_many_is_checked_wherever_it_is_asked(untouched: Any, limit: Any, kind: type[Exception], told: str) -> None:
     for ask in (
         untouched.leases.history,
         untouched.audit.list,
         untouched.operations.list,
         untouched.operations.recover,
-        lambda most: untouched.objects.list("box", most=most),
+        lambda limit: untouched.objects.list("box", limit=limit),
     ):
-        with pytest.raises(kind, match=f"^most must be {told}$"):
-            ask(most=most)
+        with pytest.raises(kind, match=f"^limit must be {told}$"):
+            ask(limit=limit)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.049, 86401, math.nan, math.inf, -math.inf])

@@ -55,7 +55,8 @@ INSIDE = {
 }
 HARMLESS = {
     "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
-    "timeline": "", "snapshot_time": "", "commit_check": "", "lock_break": "1", "object_late": "", "lock_key": "'x'",
+    "timeline": "", "snapshot_time": "", "commit_check": "", "lock_end_session": "1", "object_late": "",
+    "lock_key": "'x'",
     "wal_late": "", "wal_settle": "", "relay_settle": "", "history_trim": "",
 }  # fmt: skip
 

@@ -115,7 +115,7 @@ def test_the_command_that_mends_a_missing_schema_names_it(bare: str) -> None:
         words = r"'tenant_a' .* is not there.*'holdfast --schema tenant_a migrate up'"
         with pytest.raises(holdfast.SchemaMismatch, match=words):
             client.lease("import").acquire()
-        [schema] = [each for each in client.examine().findings if each.check == "schema"]
+        [schema] = [each for each in client.doctor().findings if each.check == "schema"]
         assert schema.remedy == "Run: holdfast --schema tenant_a migrate up"
         client.migrate()
         execute(bare, "drop table tenant_a.lease cascade")

@@ -140,7 +140,7 @@ def test_there_are_descriptors_for_all_that_may_be_there_and_sandboxes_get_the_u
     """With a soft limit that is far too low for the driver, which would otherwise hit all at once."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (150, {hard}))"
-    daemon = start("--most", "900", before=low)
+    daemon = start("--limit", "900", before=low)
     client = daemon.client()
     client.create("a", ["sh", "-c", "ulimit -n"])
     client.create("b", ["sh", "-c", "ulimit -n"], limits={"open_files": 77})
@@ -158,5 +158,5 @@ def test_more_sandboxes_than_the_kernel_gives_descriptors_for_are_refused_at_the
     if hard == resource.RLIM_INFINITY:
         pytest.skip("there is no limit here")
     with pytest.raises(DriverStartRefused, match=rf"and this process may have {hard}: raise the limit"):
-        run(DriverSettings(tmp_path / "d", most=hard))
+        run(DriverSettings(tmp_path / "d", limit=hard))
     assert not (tmp_path / "d").exists()

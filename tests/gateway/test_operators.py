@@ -134,28 +134,28 @@ async def test_pages_follow_each_other_without_a_gap(url: str, http: httpx.Async
             client.lease(f"l{number}").acquire()
             client.operation(f"o{number}").run(lambda: None)
         names: list[str] = []
-        page = await told(http, "/leases", most=2)
+        page = await told(http, "/leases", limit=2)
         names += [each["name"] for each in page["leases"]]
         while page["next"]:
-            page = await told(http, "/leases", most=2, after=page["next"])
+            page = await told(http, "/leases", limit=2, after=page["next"])
             names += [each["name"] for each in page["leases"]]
         assert [each for each in names if each.startswith("l")] == [f"l{number}" for number in range(5)]
         assert page["count"] >= 5, "the gateway has one, too, once it leads"
         seen: list[str] = []
         after: dict[str, str] = {}
-        while (page := await told(http, "/wal", most=2, **after))["wal"]:
+        while (page := await told(http, "/wal", limit=2, **after))["wal"]:
             seen += [each["hash"] for each in page["wal"]]
             after = {"after": page["next"]}
         assert len(seen) == len(set(seen))
         assert {"claimed", "success"} <= {each["kind"] for each in (await told(http, "/wal"))["wal"]}
-        assert seen == [each["hash"] for each in (await told(http, "/wal", most=1000))["wal"]]
+        assert seen == [each["hash"] for each in (await told(http, "/wal", limit=1000))["wal"]]
 
 
 WRONG = [
     ("/operations/nobody-ran-it", 404), ("/operations/a%2Fb", 404), ("/operations/", 422),
-    ("/operations?status=odd", 422), ("/operations?dataset=%00", 422), ("/leases?most=0", 422),
-    ("/leases?most=1001", 422), ("/history?name=" + "x" * 201, 422), ("/wal?after=odd", 422),
-    ("/wal?after=999999999999999999/1/1", 410), ("/reviews?status=odd", 422), ("/audit?most=x", 422),
+    ("/operations?status=odd", 422), ("/operations?dataset=%00", 422), ("/leases?limit=0", 422),
+    ("/leases?limit=1001", 422), ("/history?name=" + "x" * 201, 422), ("/wal?after=odd", 422),
+    ("/wal?after=999999999999999999/1/1", 410), ("/reviews?status=odd", 422), ("/audit?limit=x", 422),
 ]  # fmt: skip
 
 
@@ -214,8 +214,8 @@ ORDERS: list[tuple[str, dict[str, Any], int, str]] = [
     ("lease.release", {"parameters": {"name": ""}}, 422, "1 to 200 characters"),
     ("lease.release", {"parameters": {"name": "x"}, "break_glass": True}, 422, "break_glass"),
     ("lease.release", {"parameters": {"name": "holdfast:runtime"}}, 409, "break-glass"),
-    ("lock.break", {"parameters": {"pid": True}}, 422, "pid"),
-    ("lock.break", {"parameters": {"pid": 2**31}}, 422, "pid must be int"),
+    ("lock.end", {"parameters": {"pid": True}}, 422, "pid"),
+    ("lock.end", {"parameters": {"pid": 2**31}}, 422, "pid must be int"),
     ("review.approve", {"parameters": {"number": 10**30}}, 422, "number must be int"),
     ("review.approve", {"parameters": {"number": 7}}, 409, "there is no review 7"),
     ("wal.verify", {"actor": None}, 422, "actor must be given"),

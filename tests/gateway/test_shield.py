@@ -190,10 +190,10 @@ async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:
             yield b"x" * 65536
 
     async with serving(routes) as http:
-        most = rules.BODY_BYTES
-        assert (await http.post("/echo", content=b"x" * most)).json()["bytes"] == most
-        assert (await http.post("/echo", content=pieces(16))).json()["bytes"] == most
-        told(await http.post("/echo", content=b"x" * (most + 1)), 413)
+        limit = rules.BODY_BYTES
+        assert (await http.post("/echo", content=b"x" * limit)).json()["bytes"] == limit
+        assert (await http.post("/echo", content=pieces(16))).json()["bytes"] == limit
+        told(await http.post("/echo", content=b"x" * (limit + 1)), 413)
         told(await http.post("/echo", content=pieces(17)), 413)
         told(await http.post("/echo", content=b"", headers={"Content-Length": "-1"}), 413)
 

@@ -51,4 +51,4 @@ def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(
         eventually(lambda: rows(either) == NONE, "they are purged")
         [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
         assert kept == 10_000, "the purge keeps the newest, and is the last that wrote"
-        assert sum(each.outcome == "expired" for each in client.leases.history(most=10)) == 5
+        assert sum(each.outcome == "expired" for each in client.leases.history(limit=10)) == 5

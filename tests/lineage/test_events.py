@@ -172,7 +172,7 @@ def test_what_was_said_before_is_read_again_only_where_something_ends(either: st
     """With every row, an operation of many checkpoints would be read as often as it has of them."""
     with holdfast.Client(either) as client:
         client.operation("a").run(lambda op: [op.checkpoint(f"{number}", number) for number in range(5)] and None)
-        rows = client._engine.call("relay_read", {"after_horizon": "0", "after_place": 0, "most": 100})
+        rows = client._engine.call("relay_read", {"after_horizon": "0", "after_place": 0, "limit": 100})
     assert [row["before"] is not None for row in rows] == [False] * 6 + [True]
 
 

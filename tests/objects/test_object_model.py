@@ -103,11 +103,11 @@ class ObjectMachine(RuleBasedStateMachine):
     def with_labels(self, tags: Any) -> None:
         self.pages(tags, None, 3)
 
-    @rule(tags=labels, after=st.one_of(st.none(), ids), most=st.integers(1, 3))
-    def pages(self, tags: Any, after: str | None, most: int) -> None:
+    @rule(tags=labels, after=st.one_of(st.none(), ids), limit=st.integers(1, 3))
+    def pages(self, tags: Any, after: str | None, limit: int) -> None:
         wanted = [self.there[id] for id in sorted(self.there) if id > (after or "")]
         wanted = [each for each in wanted if tags.items() <= each.labels.items()]
-        assert self.objects.list("box", labels=tags, after=after, most=most) == wanted[:most]
+        assert self.objects.list("box", labels=tags, after=after, limit=limit) == wanted[:limit]
 
     @rule(name=st.sampled_from(["x", "y"]))
     def by_name(self, name: str) -> None:
@@ -240,8 +240,8 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a long value", lambda o: o.list("t", labels={"a": "c" * 201}), "label 'a' must have"),
     ("too many", lambda o: o.list("t", labels={f"k{n}": "" for n in range(65)}), "at most 64 labels, not 65"),
     ("a selector that is none", lambda o: o.list("t", labels=""), "labels must be a dict"),
-    ("a page of none", lambda o: o.list("t", most=0), "most must be a whole number from 1"),
-    ("half a page", lambda o: o.list("t", most=1.5), "most must be an int"),
+    ("a page of none", lambda o: o.list("t", limit=0), "limit must be a whole number from 1"),
+    ("half a page", lambda o: o.list("t", limit=1.5), "limit must be an int"),
     ("after nothing", lambda o: o.list("t", after=""), "after must have"),
 ]
 

@@ -20,7 +20,7 @@ def fail() -> None:
 
 
 def doctor(client: holdfast.Client) -> dict[str, str]:
-    return {each.check: each.status for each in client.examine().findings if each.status == "warn"}
+    return {each.check: each.status for each in client.doctor().findings if each.status == "warn"}
 
 
 def test_a_standby_that_is_promoted_knows_what_was_done_and_can_prove_it() -> None:

@@ -17,11 +17,11 @@ def fail() -> None:
     raise ValueError("broken")
 
 
-def everything(client: Any, after: str | None = None, most: int = 3) -> tuple[list[tuple[str, int]], str]:
+def everything(client: Any, after: str | None = None, limit: int = 3) -> tuple[list[tuple[str, int]], str]:
     """All that can be read after a cursor, page by page: operation and number of each entry."""
     found: list[tuple[str, int]] = []
     while True:
-        page = client.operations.read(after, most=most)
+        page = client.operations.read(after, limit=limit)
         found += [(entry.operation, entry.number) for entry in page.entries]
         after = page.cursor
         if not page.entries:
@@ -38,7 +38,7 @@ def test_the_log_is_read_in_an_order_that_stays(connect: Any, either: str) -> No
     client.operation("later").run(lambda: 1)
     more, _ = everything(client, cursor)
     assert {operation for operation, _ in more} == {client.operations.get("later").key}
-    again, _ = everything(client, most=500)
+    again, _ = everything(client, limit=500)
     assert again == first + more
     for wrong in ("x", "1/2", 7):
         with pytest.raises(ValueError, match="after must be the cursor"):

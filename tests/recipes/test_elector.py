@@ -191,7 +191,7 @@ def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> N
             eventually(lambda of=replica, was=age: of.elector.status().renewed_ago > was, "its age rises")  # type: ignore[misc]
         assert connect(either).leases.get("work").holder == one.elector.holder
         assert one.elector.holder != other.elector.holder, "two instances of one identity are two holders"
-        assert one.elector.holder.startswith("same/")
+        assert one.elector.holder.startswith("same:")
         one.elector.resign()
         eventually(lambda: len(seen) == 2, "the onlooker sees another one")
         after = onlooker.elector.status()
@@ -222,7 +222,7 @@ def test_what_is_logged_at_which_level_and_with_which_fields(postgres_url: str) 
         assert {shown for shown, message in text if word in message} == {level}, word
     for record in records:
         assert record.elector == "work"
-        assert record.replica in (one.elector.holder, other.elector.holder)
+        assert record.holder in (one.elector.holder, other.elector.holder)
     assert {record.holder for record in records if "leading" in record.getMessage()} <= {
         one.elector.holder,
         other.elector.holder,

@@ -126,9 +126,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 
 
 def limit_option(default: int) -> Callable[[Function], Function]:
-    """--most: how many rows a listing shows."""
+    """--limit: how many rows a listing shows."""
     return click.option(
-        "--most", type=click.IntRange(1, 10_000), default=default, show_default=True, metavar="N",
+        "--limit", type=click.IntRange(1, 10_000), default=default, show_default=True, metavar="N",
         help="Show at most so many.",
     )  # fmt: skip
 

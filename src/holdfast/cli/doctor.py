@@ -35,7 +35,7 @@ def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) 
       holdfast doctor --json | jq '.findings[] | select(.status != "ok")'
     """
     with open_client(context) as client:
-        examination = client.examine(timeout=timeout)
+        examination = client.doctor(timeout=timeout)
     report(context, examination, strict=strict, as_json=as_json)
 
 

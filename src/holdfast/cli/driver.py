@@ -32,7 +32,7 @@ TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
               help="Where --port is. Other than loopback only with a token.")  # fmt: skip
 @click.option("--token-file", type=click.File(), metavar="FILE",
               help="What clients must know is in its first line. Else HOLDFAST_DRIVER_TOKEN.")  # fmt: skip
-@click.option("--most", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+@click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
               help="Sandboxes at a time, those that have ended included.")  # fmt: skip
 @click.option("--end-sandboxes", is_flag=True, help="End what runs when the driver is told to end.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: a JSON object a line.")

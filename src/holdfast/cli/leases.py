@@ -67,7 +67,7 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
 @click.option("--all", "everything", is_flag=True, help="Those of holdfast's own leases, too.")
 @json_option
 @click.pass_context
-def history(context: click.Context, name: str | None, most: int, everything: bool, as_json: bool) -> None:
+def history(context: click.Context, name: str | None, limit: int, everything: bool, as_json: bool) -> None:
     """Show who held leases before, the latest first.
 
     The grants that have ended, of the lease NAME or of all but holdfast's own, whose names begin with @ or holdfast:;
@@ -79,13 +79,13 @@ def history(context: click.Context, name: str | None, most: int, everything: boo
     \b
     Examples:
       holdfast history nightly-import
-      holdfast history --most 1000 --json | jq '.[] | select(.outcome == "forced")'
+      holdfast history --limit 1000 --json | jq '.[] | select(.outcome == "forced")'
     """
     from holdfast.cli import output
 
     with open_client(context) as client:
         shows_all = name is not None or everything
-        grants = client.leases.history(name, most=most) if shows_all else _users_history(client, most)
+        grants = client.leases.history(name, limit=limit) if shows_all else _users_history(client, limit)
     if as_json:
         fields = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
         output.print_json([{field: getattr(grant, field) for field in fields} for grant in grants])
@@ -132,7 +132,7 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
 
     with open_client(context) as client:
         run_governed(client, "lease.release", {"name": name}, actor=actor, reason=reason)
-        grants = client.leases.history(name, most=20)
+        grants = client.leases.history(name, limit=20)
     released = ("forced", actor, reason)
     grant = next((grant for grant in grants if (grant.outcome, grant.actor, grant.reason) == released), None)
     description = "its record is in the history"
@@ -142,15 +142,15 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     click.echo(f"released lease {name!r}, {description}")
 
 
-def _users_history(client: Client, most: int) -> list[Any]:
-    """The latest ``most`` grants that were forced away, or are not of holdfast's own leases."""
-    limit = most
+def _users_history(client: Client, limit: int) -> list[Any]:
+    """The latest ``limit`` grants that were forced away, or are not of holdfast's own leases."""
+    fetched = limit
     while True:
-        grants = client.leases.history(most=limit)
+        grants = client.leases.history(limit=fetched)
         shown = [grant for grant in grants if grant.outcome == "forced" or not grant.name.startswith(OWN_PREFIXES)]
-        if len(shown) >= most or len(grants) < limit or limit == HISTORY_LIMIT:
-            return shown[:most]
-        limit = min(limit * 10, HISTORY_LIMIT)
+        if len(shown) >= limit or len(grants) < fetched or fetched == HISTORY_LIMIT:
+            return shown[:limit]
+        fetched = min(fetched * 10, HISTORY_LIMIT)
 
 
 def _fetch(client: Client) -> Rows:

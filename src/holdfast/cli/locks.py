@@ -36,7 +36,7 @@ def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> N
       holdfast locks
       holdfast locks --watch
       holdfast locks --json | jq '.[] | select(.granted | not) | {pid, name, blocked_by}'
-      holdfast locks break 4242 --reason "its host is gone"
+      holdfast locks end 4242 --reason "its host is gone"
     """
     if context.invoked_subcommand is not None:
         return
@@ -59,31 +59,31 @@ def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> N
         click.echo(_count(records), err=True)
 
 
-@locks.command("break")
+@locks.command()
 @click.argument("pid", type=click.IntRange(1, 2**31 - 1))
 @reason_option
 @actor_option
 @click.pass_context
-def break_(context: click.Context, pid: int, reason: str, actor: str) -> None:
+def end(context: click.Context, pid: int, reason: str, actor: str) -> None:
     """End the database session PID, and free its locks.
 
     Only a session that holds or waits for an advisory lock. Its transaction is rolled back, and its program sees the
     connection break; a holder that uses holdfast learns at once that its locks are lost, and may still be at work.
 
     Who asked, why, what the session held and how it ended is written to the table `audit`, before anything is done.
-    This runs the governed command `holdfast do lock.break`; one such command runs at a time. Exit code 1 when the
+    This runs the governed command `holdfast do lock.end`; one such command runs at a time. Exit code 1 when the
     session is not ended.
 
     \b
     Example:
-      holdfast locks break 4242 --reason "its host is gone"
+      holdfast locks end 4242 --reason "its host is gone"
     """
     from holdfast.cli import output
     from holdfast.cli.do import run_governed
 
     with open_client(context) as client:
         of_session = [lock for lock in client.locks.list() if lock.pid == pid]
-        run_governed(client, "lock.break", {"pid": pid}, actor=actor, reason=reason)
+        run_governed(client, "lock.end", {"pid": pid}, actor=actor, reason=reason)
     parts = []
     for word, granted in (("held", True), ("waited for", False)):
         if names := [output.clean(lock.label) for lock in of_session if lock.granted is granted]:

@@ -52,7 +52,7 @@ def ops() -> None:
 @limit_option(20)
 @json_option
 @click.pass_context
-def ls(context: click.Context, status: str | None, dataset: str | None, most: int, as_json: bool) -> None:
+def ls(context: click.Context, status: str | None, dataset: str | None, limit: int, as_json: bool) -> None:
     """Show operations, the latest first.
 
     \b
@@ -63,7 +63,7 @@ def ls(context: click.Context, status: str | None, dataset: str | None, most: in
     from holdfast.cli import output
 
     with open_client(context) as client:
-        records = client.operations.list(status=status, dataset=dataset, most=most)
+        records = client.operations.list(status=status, dataset=dataset, limit=limit)
     if as_json:
         output.print_json([_as_json(record) for record in records])
     elif records:

@@ -33,7 +33,7 @@ def recover(context: click.Context, register: str | None) -> None:
     with open_client(context) as client:
         _register(client, register)
         outcomes = client.operations.recover()
-        partial = client.operations.list(status="partial", most=10_000)
+        partial = client.operations.list(status="partial", limit=10_000)
     for key, outcome in outcomes.items():
         click.echo(f"{output.clean(key)}: {output.clean(outcome)}")
     click.echo(f"{len(outcomes)} recovered, {len(partial)} left", err=True)

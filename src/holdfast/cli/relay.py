@@ -91,7 +91,7 @@ def ls(context: click.Context, as_json: bool) -> None:
 @limit_option(20)
 @json_option
 @click.pass_context
-def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
+def parked(context: click.Context, name: str, limit: int, as_json: bool) -> None:
     """Show what its sink refused, the oldest first.
 
     \b
@@ -101,7 +101,7 @@ def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
     from holdfast.cli import output
 
     with open_client(context) as client:
-        records = client.relays.parked(name, most=most)
+        records = client.relays.parked(name, limit=limit)
     if as_json:
         output.print_json([{**asdict(record), "event": record.event.as_dict()} for record in records])
     elif records:

@@ -33,7 +33,7 @@ def reviews() -> None:
 @limit_option(100)
 @json_option
 @click.pass_context
-def ls(context: click.Context, status: str, most: int, as_json: bool) -> None:
+def ls(context: click.Context, status: str, limit: int, as_json: bool) -> None:
     """Show reviews, the oldest first.
 
     \b
@@ -44,7 +44,7 @@ def ls(context: click.Context, status: str, most: int, as_json: bool) -> None:
     from holdfast.cli import output
 
     with open_client(context) as client:
-        records = client.reviews.list(status=None if status == "all" else status, most=most)
+        records = client.reviews.list(status=None if status == "all" else status, limit=limit)
     if as_json:
         output.print_json([asdict(review) for review in records])
     elif records:

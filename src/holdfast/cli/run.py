@@ -43,7 +43,7 @@ _NO_WATCHDOG_GUARDED = "its watchdog is gone, so the command is ended"
 
 def run_under_lease(
     *, name: str, argv: list[str], url: str | None, schema: str | None, ttl: float, timeout: float | None, wait: bool,
-    skip: bool, guard: bool, holder: str | None, heartbeat: float | None, strict: bool, wipe_on_start: bool,
+    skip: bool, guard: bool, holder: str | None, renew_every: float | None, strict: bool, wipe_on_start: bool,
 ) -> int:  # fmt: skip
     """Run ``argv`` under the lease ``name`` and return the exit code. A mistake of the user is one line on stderr.
     The other arguments are those of ``run_options.OPTIONS``."""
@@ -56,12 +56,12 @@ def run_under_lease(
         "ttl": ttl,
         "timeout": None if wait else timeout or 0.0,
         "holder": holder,
-        "renew_every": heartbeat,
+        "renew_every": renew_every,
         "strict": strict,
     }
     try:
         raise_on_signal()
-        _check_heartbeat(ttl, heartbeat)
+        _check_renew_every(ttl, renew_every)
         return _run(*settings.database(url, schema), name, argv, terms, skip, guard, wipe_on_start)
     except (HoldfastError, OSError) as error:
         print_error(str(error))
@@ -73,14 +73,13 @@ def run_under_lease(
         return 128 + interrupt.number
 
 
-def _check_heartbeat(ttl: float, heartbeat: float | None) -> None:
+def _check_renew_every(ttl: float, renew_every: float | None) -> None:
     """Raises ValueError as ``client.guard`` does."""
-    if heartbeat is not None and not heartbeat >= 0.001:
-        raise ValueError(f"heartbeat must be 0.001 seconds or more, not {heartbeat:g}")
-    if heartbeat is not None and ttl < 2 * heartbeat:
+    if renew_every is not None and not renew_every >= 0.001:
+        raise ValueError(f"--renew-every must be 0.001 seconds or more, not {renew_every:g}")
+    if renew_every is not None and renew_every > ttl / 2:
         raise ValueError(
-            f"ttl must be clearly above heartbeat, twice at least: ttl={ttl:g} and heartbeat={heartbeat:g} leave no "
-            "room to try again"
+            f"--renew-every must leave time for a retry: at most half of --ttl {ttl:g}, not {renew_every:g}"
         )
 
 

@@ -29,7 +29,7 @@ OPTIONS = (
         "holdfast, and with it the command, before the TTL is over.", default=False,
     ),
     RunOption(
-        "--heartbeat", float, "With --guard: renew it so often. Default: a third of --ttl.", "S", needs_guard=True
+        "--renew-every", float, "With --guard: renew it so often. Default: a third of --ttl.", "S", needs_guard=True
     ),
     RunOption(
         "--strict", bool, "With --guard: the first heartbeat that fails is the end.", default=False, needs_guard=True
@@ -81,7 +81,7 @@ def find_conflict(values: dict[str, Any]) -> str | None:
         return "--timeout, --wait and --skip exclude each other"
     needing = [option for option in OPTIONS if option.needs_guard]
     if not values["guard"] and any(values[option.name] not in (None, False) for option in needing):
-        return "--heartbeat, --strict and --wipe-on-start are for --guard"
+        return "--renew-every, --strict and --wipe-on-start are for --guard"
     if values["guard"] and values["holder"] is not None:
         return "--guard and --holder exclude each other: a second instance would take over while the first still runs"
     return None

@@ -31,7 +31,7 @@ BREAK_GLASS = "break-glass"
 MIGRATE, REVERT = "schema.migrate", "schema.revert"
 _RUNTIME_TIMEOUT = 5.0
 """Seconds to wait for the runtime lease."""
-_ACTOR, _REASON = Parameter("who asks"), Parameter("why", most=1000)
+_ACTOR, _REASON = Parameter("who asks"), Parameter("why", maximum=1000)
 _AUDITED_CHANGES = 500
 """The number of changes that an audit entry lists; it fits however long their lines are."""
 _SUBJECT_LENGTH = 200

@@ -53,7 +53,9 @@ def session_cancel(window: Window, *, id: str) -> Steps:
 
 @command(
     "sandbox.prune", gate="sandboxes", subject="sandboxes that ended {older} s ago", destructive=True,
-    older=Parameter("seconds since they ended", float, default=3600.0, optional=True, least=0, most=100 * 365 * 86400),
+    older=Parameter(
+        "seconds since they ended", float, default=3600.0, optional=True, minimum=0, maximum=100 * 365 * 86400
+    ),
 )  # fmt: skip
 def sandbox_prune(window: Window, *, older: float) -> Steps:
     """Delete the sandboxes whose programs have ended, with their logs and exit codes."""
@@ -71,7 +73,7 @@ def sandbox_prune(window: Window, *, older: float) -> Steps:
 
 def _sandboxes(window: Window) -> Iterator[Any]:
     after: str | None = None
-    while page := window.client.objects.list("sandbox", after=after, most=_PAGE):
+    while page := window.client.objects.list("sandbox", after=after, limit=_PAGE):
         yield from page
         after = page[-1].id
 

@@ -10,7 +10,7 @@ from holdfast.commands.execute import BREAK_GLASS, RUNTIME, is_for_break_glass
 from holdfast.commands.registry import CommandRefused, CommandUnsettled, Parameter, Steps, Window, command, commands
 
 _POLL_INTERVAL = 0.05
-_GATE = Parameter("the gate", most=180)
+_GATE = Parameter("the gate", maximum=180)
 _OWN_LEASES = (RUNTIME, "@gate:leases")
 """The leases that the commands of the gate ``leases`` run under."""
 
@@ -50,7 +50,8 @@ def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
 @command(
     "leader.resign", gate="leaders", subject="{name}", destructive=True, name=Parameter("the elector"),
     wait=Parameter(
-        "how long to wait until it has stopped, in seconds", float, default=60.0, optional=True, least=0, most=86400
+        "how long to wait until it has stopped, in seconds", float, default=60.0, optional=True, minimum=0,
+        maximum=86400,
     ),
 )  # fmt: skip
 def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
@@ -74,10 +75,10 @@ def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
 
 
 @command(
-    "lock.break", gate="locks", subject="session {pid}", destructive=True, atomic=True,
-    pid=Parameter("the pid of the server's session", int, least=1, most=2**31 - 1),
+    "lock.end", gate="locks", subject="session {pid}", destructive=True, atomic=True,
+    pid=Parameter("the pid of the server's session", int, minimum=1, maximum=2**31 - 1),
 )  # fmt: skip
-def lock_break(window: Window, *, pid: int) -> Steps:
+def lock_end_session(window: Window, *, pid: int) -> Steps:
     """End a database session, and free its locks."""
     yield [
         f"session {pid}, which {'holds' if lock.granted else 'waits for'} {lock.label}, is ended"
@@ -89,7 +90,7 @@ def lock_break(window: Window, *, pid: int) -> Steps:
 
 @command(
     "gate.open", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=_GATE,
-    seconds=Parameter("how long, in seconds", float, option="for", least=1, most=86400),
+    seconds=Parameter("how long, in seconds", float, option="for", minimum=1, maximum=86400),
 )  # fmt: skip
 def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
     """Open a gate for a stated time, after which it is closed whatever happens."""
@@ -116,7 +117,7 @@ def gate_close(window: Window, *, name: str) -> Steps:
 
 @command(
     "slot.release", gate="slots", subject="slot {slot} of {pool}", destructive=True, atomic=True,
-    pool=Parameter("the pool", most=180), slot=Parameter("the number", int, least=1, most=100_000),
+    pool=Parameter("the pool", maximum=180), slot=Parameter("the number", int, minimum=1, maximum=100_000),
 )  # fmt: skip
 def slot_release(window: Window, *, pool: str, slot: int) -> Steps:
     """Take a slot away from its owner."""

@@ -17,7 +17,7 @@ from holdfast.commands.registry import CommandRefused, Parameter, Steps, Window,
 
 _KEY = Parameter("the text that was its key, or its 64 digits")
 _KEY_OR_POINTER = Parameter("the text that was its key, its 64 digits, or a pointer into the log")
-_REVIEW = Parameter("the number of the review", int, least=1, most=2**63 - 1)
+_REVIEW = Parameter("the number of the review", int, minimum=1, maximum=2**63 - 1)
 _SHOWN_PROBLEMS = 20
 _LONGEST_AGE = 100 * 365 * 86400
 """Seconds: a date that much earlier is still in the calendar."""
@@ -84,8 +84,8 @@ def wal_verify(window: Window) -> Steps:
 
 @command(
     "wal.archive", gate="operations", subject="entries older than {older} s", destructive=True,
-    older=Parameter("seconds since an operation ended", float, least=0, most=_LONGEST_AGE),
-    to=Parameter("the file, which must not exist yet", most=4096),
+    older=Parameter("seconds since an operation ended", float, minimum=0, maximum=_LONGEST_AGE),
+    to=Parameter("the file, which must not exist yet", maximum=4096),
 )  # fmt: skip
 def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     """Put the entries of old operations into a file; one entry each stays and proves the others."""
@@ -158,7 +158,7 @@ def _check_unchanged(window: Window, key: str, planned: Any) -> None:
 def _reviewed_label(window: Window, key: str) -> str:
     """The label of an operation that is not in the log, because a review refused it before it began. Raises
     CommandRefused if there is no such review."""
-    reviews = window.client.reviews.list(status=None, key=key, most=1)
+    reviews = window.client.reviews.list(status=None, key=key, limit=1)
     if not reviews:
         raise CommandRefused(f"there is no operation {key!r}")
     return reviews[0].label

@@ -44,9 +44,9 @@ class Parameter:
     """The name of the option, where it differs from the parameter's."""
     secret: str | None = None
     """The environment variable that a secret is read from: so it is not in the process list. The audit masks it."""
-    least: float = -math.inf
-    most: float = math.inf
-    """The bounds of a number. For text, ``most`` is its maximum length, 200 by default."""
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    """The bounds of a number. For text, ``limit`` is its maximum length, 200 by default."""
 
     def check(self, name: str, value: Any) -> Any:
         """Return ``value`` as the declared type. Raises ValueError that names the parameter."""
@@ -58,18 +58,18 @@ class Parameter:
             is_exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
         except (TypeError, ValueError, OverflowError):
             is_exact = False
-        if not is_exact or not math.isfinite(number) or not self.least <= number <= self.most:
-            limits = (("from", self.least), ("to", self.most))
+        if not is_exact or not math.isfinite(number) or not self.minimum <= number <= self.maximum:
+            limits = (("from", self.minimum), ("to", self.maximum))
             bounds = "".join(f" {word} {limit:.15g}" for word, limit in limits if math.isfinite(limit))
             raise ValueError(f"{name} must be {self.kind.__name__}{bounds}, not {value!r:.60}")
         return number
 
     def _check_text(self, name: str, value: Any) -> str:
-        most = _TEXT_LENGTH if self.most == math.inf else int(self.most)
+        maximum = _TEXT_LENGTH if self.maximum == math.inf else int(self.maximum)
         if not isinstance(value, str):
             raise ValueError(f"{name} must be str, not {value!r:.60}")
-        if not 1 <= len(value) <= most:
-            raise ValueError(f"{name} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
+        if not 1 <= len(value) <= maximum:
+            raise ValueError(f"{name} must have 1 to {maximum} characters, not {len(value)}: {value[:40]!r}")
         if any(map(_is_control, value)):
             raise ValueError(f"{name} must not contain control characters: {value[:60]!r}")
         return value
@@ -171,7 +171,7 @@ def open_window(
     command: Command, client: Client, actor: str, reason: str, *, break_glass: bool = False
 ) -> Iterator[Window]:
     """A window in which the command may read."""
-    with client.looking() as read_only:
+    with client.read_only() as read_only:
         window = Window(command, client, read_only, actor, reason, break_glass=break_glass)
         _may_write[window] = False
         try:

@@ -17,7 +17,7 @@ def schema_migrate(window: Window) -> Steps:
 
 @command(
     REVERT, gate="schema", subject="schema", destructive=True,
-    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to", least=0),
+    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to", minimum=0),
 )  # fmt: skip
 def schema_revert(window: Window, *, to: int) -> Steps:
     """Take migrations back, and all that is in their tables."""

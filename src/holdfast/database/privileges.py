@@ -10,7 +10,7 @@ import re
 
 FOR_OPERATORS = frozenset(
     {
-        "lease_force_release", "lease_force_release_if", "lease_recall", "lease_wipe", "lock_break",
+        "lease_force_release", "lease_force_release_if", "lease_recall", "lease_wipe", "lock_end_session",
         "audit_begin", "audit_note", "audit_end", "audit_list", "wal_archive", "operation_expire", "review_decide",
         "relay_remove",
     }

@@ -178,15 +178,15 @@ def _check_parameters(request: Request, *names: str) -> None:
         raise Problem(400, f"{unknown[0][:50]!r} is no parameter here")
 
 
-def _number(request: Request, name: str, most: float) -> float | None:
+def _number(request: Request, name: str, limit: float) -> float | None:
     if name not in request.query:
         return None
     try:
         value = float(request.query[name])
     except ValueError:
         value = math.nan
-    if not 0 <= value <= most:
-        raise Problem(400, f"{name} must be a number from 0 to {most:g}")
+    if not 0 <= value <= limit:
+        raise Problem(400, f"{name} must be a number from 0 to {limit:g}")
     return value
 
 

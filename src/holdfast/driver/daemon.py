@@ -48,7 +48,7 @@ class DriverSettings:
     host: str = "127.0.0.1"
     port: int | None = None
     token: str | None = None
-    most: int = 1000
+    limit: int = 1000
     end_sandboxes: bool = False
     as_json: bool = False
 
@@ -77,7 +77,7 @@ def run(settings: DriverSettings) -> int:
     """Serve until a signal ends it, and return the exit code. Raises DriverStartRefused."""
     if sys.platform != "linux":
         raise DriverStartRefused("the process driver needs Linux")
-    open_files = _raise_file_limit(settings.most)
+    open_files = _raise_file_limit(settings.limit)
     with _open_lock(settings.folder) as lock:
         _lock(settings.folder, lock)
         os.umask(0o077)
@@ -96,14 +96,14 @@ def _unusable(folder: Path, error: OSError) -> DriverStartRefused:
     return DriverStartRefused(f"cannot write to the folder {folder}: {error.strerror}. Give another --folder", 2)
 
 
-def _raise_file_limit(most: int) -> int:
+def _raise_file_limit(limit: int) -> int:
     """Raise the soft limit of open files as far as needed, and return the old one, which sandboxes get."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = most + CONNECTIONS + SPARE_FILES
+    needed = limit + CONNECTIONS + SPARE_FILES
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
         raise DriverStartRefused(
-            f"{most} sandboxes need {needed} open files, and this process may have {hard}: raise the limit "
-            "(ulimit -Hn, LimitNOFILE=), or give a smaller --most"
+            f"{limit} sandboxes need {needed} open files, and this process may have {hard}: raise the limit "
+            "(ulimit -Hn, LimitNOFILE=), or give a smaller --limit"
         )
     if soft not in (resource.RLIM_INFINITY, max(soft, needed)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -132,7 +132,7 @@ async def _serve(settings: DriverSettings, open_files: int) -> int:
     listening = _listen(settings)
     log = _event_printer(settings.as_json)
     try:
-        sandboxes = FolderReconciler(settings.folder.absolute(), settings.most, log, open_files)
+        sandboxes = FolderReconciler(settings.folder.absolute(), settings.limit, log, open_files)
         await sandboxes.open()
     except OSError as error:
         raise _unusable(settings.folder, error) from None

@@ -16,9 +16,9 @@ class EventCursorExpired(Exception):
 
 
 class Events:
-    def __init__(self, most: int = MAX_EVENTS) -> None:
+    def __init__(self, limit: int = MAX_EVENTS) -> None:
         self._epoch = os.urandom(6).hex()
-        self._events: deque[dict[str, Any]] = deque(maxlen=most)
+        self._events: deque[dict[str, Any]] = deque(maxlen=limit)
         self._last = 0
         self._added = asyncio.Event()
 

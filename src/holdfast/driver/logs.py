@@ -18,7 +18,7 @@ def bounds(folder: Path) -> tuple[int, int]:
         return bounds(folder)
 
 
-def read(folder: Path, offset: int, most: int = BLOCK) -> tuple[int, bytes]:
+def read(folder: Path, offset: int, limit: int = BLOCK) -> tuple[int, bytes]:
     """Where the bytes begin, and the bytes: at ``offset``, or at the next offset that is kept; empty at the end."""
     while True:
         pieces = _pieces(folder)
@@ -29,7 +29,7 @@ def read(folder: Path, offset: int, most: int = BLOCK) -> tuple[int, bytes]:
         try:
             with (folder / f"log.{piece}").open("rb") as file:
                 file.seek(offset - piece)
-                data = file.read(most)
+                data = file.read(limit)
         except FileNotFoundError:
             continue
         if data or piece == pieces[-1]:

@@ -39,9 +39,9 @@ class FolderReconciler:
     """``open_files``: the limit for sandboxes whose spec has none; None: that of the driver."""
 
     def __init__(
-        self, folder: Path, most: int, log: Callable[[Mapping[str, Any]], None], open_files: int | None = None
+        self, folder: Path, limit: int, log: Callable[[Mapping[str, Any]], None], open_files: int | None = None
     ) -> None:
-        self._store, self._most, self._log, self._open_files = SandboxStore(folder), most, log, open_files
+        self._store, self._limit, self._log, self._open_files = SandboxStore(folder), limit, log, open_files
         self._sandboxes: dict[str, Sandbox] = {}
         self._removals: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Task[None] | None = None
@@ -90,8 +90,8 @@ class FolderReconciler:
             if {name: sandbox.facts.spec.get(name) for name in spec} != spec:
                 raise IdTaken(f"there is a sandbox {id!r} with another spec")
             return sandbox, False
-        if len(self._sandboxes) >= self._most:
-            raise TooManySandboxes(f"there are {self._most} sandboxes, and no more are allowed")
+        if len(self._sandboxes) >= self._limit:
+            raise TooManySandboxes(f"there are {self._limit} sandboxes, and no more are allowed")
         self._store.create(id, spec)
         sandbox = self._sandboxes[id] = Sandbox(folder, store.read_facts(folder))
         self.reconcile(sandbox)

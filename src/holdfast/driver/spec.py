@@ -93,9 +93,9 @@ def _owner(value: object) -> list[str]:
     return [] if is_valid else [": must be a text of 1 to 200 printable characters"]
 
 
-def _number(value: object, least: float, most: float) -> list[str]:
-    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-    return [] if is_valid else [f": must be a number from {least:g} to {most:g}"]
+def _number(value: object, minimum: float, maximum: float) -> list[str]:
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
+    return [] if is_valid else [f": must be a number from {minimum:g} to {maximum:g}"]
 
 
 def _text(value: object) -> str | None:

@@ -36,7 +36,7 @@ _EXAMPLE: dict[str, Any] = {
     "status": "ready",
     "replica": "gw-1:4711:5f0c3a1b",
     "lease": {
-        "leader": "gw-2:4712:9d1e77aa/0b5c2f31", "leading": False, "state": "standby",
+        "leader": "gw-2:4712:9d1e77aa:0b5c2f", "leading": False, "state": "standby",
         "since": "2026-11-16T01:00:00Z", "renewed_ago": 2.5, "transitions": 1, "fence": None,
     },
 }  # fmt: skip

@@ -167,7 +167,7 @@ async def _only_instance(settings: Settings) -> AsyncIterator[None]:
                 f"{other} serves this file already. A SQLite file allows one replica: use PostgreSQL for more",
                 EXIT_TAKEN,
             )
-        async with client.guard(INSTANCE_LEASE, ttl=10, heartbeat=2.5):
+        async with client.guard(INSTANCE_LEASE, ttl=10, renew_every=2.5):
             yield
 
 

@@ -116,7 +116,7 @@ async def list_(
 ) -> Any:
     """Also those that have ended in the last week."""
     labels = {name: value for name, value in (("pool", pool), ("state", state)) if value is not None}
-    page = await gateway.client.objects.list(TYPE, labels=labels, after=after or None, most=limit)
+    page = await gateway.client.objects.list(TYPE, labels=labels, after=after or None, limit=limit)
     return {"items": [_answer(record) for record in page], "next": page[-1].id if len(page) == limit else None}
 
 
@@ -201,7 +201,7 @@ async def _claims(gateway: Gateway, pool: str, slots: Any) -> list[dict[str, Any
 
 async def _list_all(gateway: Gateway, labels: dict[str, str]) -> AsyncIterator[holdfast.ObjectRecord]:
     after: str | None = None
-    while page := await gateway.client.objects.list(TYPE, labels=labels, after=after, most=_PAGE):
+    while page := await gateway.client.objects.list(TYPE, labels=labels, after=after, limit=_PAGE):
         for record in page:
             yield record
         after = page[-1].id
@@ -248,7 +248,7 @@ async def _record_failure(gateway: Gateway, record: holdfast.ObjectRecord) -> No
 
 
 async def _loss_reason(gateway: Gateway, record: holdfast.ObjectRecord) -> str:
-    for grant in await gateway.client.leases.history(_lease_name(record), most=20):
+    for grant in await gateway.client.leases.history(_lease_name(record), limit=20):
         if grant.fence == record.payload["fence"] and grant.outcome == "forced":
             return f"its slot was taken away by {grant.actor}: {grant.reason}"
     return _EXPIRED

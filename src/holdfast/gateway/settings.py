@@ -141,13 +141,13 @@ def _rate(value: Any) -> float:
     return _number(value, 0, 1_000_000)
 
 
-def _number(value: Any, least: float, most: float, *, whole: bool = False) -> float:
+def _number(value: Any, minimum: float, maximum: float, *, whole: bool = False) -> float:
     try:
         number = None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = None
-    if number is None or not least <= number <= most or (whole and number != int(number)):
-        raise ValueError(f"must be a {'whole ' if whole else ''}number from {least} to {most}, not {value!r:.40}")
+    if number is None or not minimum <= number <= maximum or (whole and number != int(number)):
+        raise ValueError(f"must be a {'whole ' if whole else ''}number from {minimum} to {maximum}, not {value!r:.40}")
     return number
 
 

@@ -27,7 +27,7 @@ class Audit:
             "action": check_name(action, "action"),
             "subject": check_name(subject, "subject"),
             "actor": check_said(actor, "actor"),
-            "reason": check_said(reason, "reason", most=1000),
+            "reason": check_said(reason, "reason", limit=1000),
             "detail": None if detail is None else json.dumps(detail),
         }
         [row] = self._engine.call("audit_begin", parameters)
@@ -44,6 +44,6 @@ class Audit:
         words = "".join(character if character.isprintable() else " " for character in outcome).split()
         self._engine.call("audit_end", {"entry": entry, "outcome": " ".join(words)[:MAX_OUTCOME]})
 
-    def list(self, *, most: int = 100) -> Records:
+    def list(self, *, limit: int = 100) -> Records:
         """The latest entries first. An entry without an outcome is under way, or its process died."""
-        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"most": check_limit(most)})]
+        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"limit": check_limit(limit)})]

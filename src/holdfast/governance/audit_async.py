@@ -26,7 +26,7 @@ class AsyncAudit:
             "action": check_name(action, "action"),
             "subject": check_name(subject, "subject"),
             "actor": check_said(actor, "actor"),
-            "reason": check_said(reason, "reason", most=1000),
+            "reason": check_said(reason, "reason", limit=1000),
             "detail": None if detail is None else json.dumps(detail),
         }
         [row] = await self._engine.call("audit_begin", parameters)
@@ -43,6 +43,6 @@ class AsyncAudit:
         words = "".join(character if character.isprintable() else " " for character in outcome).split()
         await self._engine.call("audit_end", {"entry": entry, "outcome": " ".join(words)[:MAX_OUTCOME]})
 
-    async def list(self, *, most: int = 100) -> Records:
+    async def list(self, *, limit: int = 100) -> Records:
         """The latest entries first. An entry without an outcome is under way, or its process died."""
-        return [AuditRecord.of(row) for row in await self._engine.call("audit_list", {"most": check_limit(most)})]
+        return [AuditRecord.of(row) for row in await self._engine.call("audit_list", {"limit": check_limit(limit)})]

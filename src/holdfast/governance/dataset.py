@@ -62,10 +62,12 @@ def _problems(declaration: object) -> Iterable[str]:
     for name in ("sovereign", "sensitive"):
         if not isinstance(declaration.get(name, False), bool):
             yield f"{name} must be true or false, not {declaration[name]!r}"
-    for name, least, most in (("h3_resolution", 0, 15), ("error_budget", 0, 1_000_000)):
+    for name, minimum, maximum in (("h3_resolution", 0, 15), ("error_budget", 0, 1_000_000)):
         value = declaration.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
-            yield f"{name} must be a whole number from {least} to {most}, not {value!r}"
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum
+        ):
+            yield f"{name} must be a whole number from {minimum} to {maximum}, not {value!r}"
     actors = declaration.get("may_reset")
     is_list = isinstance(actors, list | tuple)
     if actors is not None and not (is_list and all(isinstance(actor, str) and actor for actor in actors)):

@@ -34,17 +34,17 @@ def instrument(
     *,
     prefix: str = "holdfast.",
     env: str | None = None,
-    most: int = 1000,
+    limit: int = 1000,
     meter_provider: metrics.MeterProvider | None = None,
     tracer_provider: trace.TracerProvider | None = None,
 ) -> Callable[[], None]:
     """Export metrics and spans of this process from now on. Returns a function that stops it.
 
     Raises ValueError if it was called already with this provider and prefix. ``env``: the value of the label ``env``,
-    by default $HOLDFAST_ENV. ``most``: the number of kinds of operations that metrics distinguish; further ones are
+    by default $HOLDFAST_ENV. ``limit``: the number of kinds of operations that metrics distinguish; further ones are
     "(other)". Providers: by default the global ones.
     """
-    environment, bound = telemetry.environment(env), telemetry.Bound(most)
+    environment, bound = telemetry.environment(env), telemetry.Bound(limit)
     if meter_provider is None and tracer_provider is None and find_spec("opentelemetry.sdk") is None:
         return lambda: None
     target = (meter_provider or metrics.get_meter_provider(), prefix)

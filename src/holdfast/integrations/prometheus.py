@@ -23,15 +23,15 @@ except ModuleNotFoundError as error:
 
 
 def export(
-    registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None, most: int = 1000
+    registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None, limit: int = 1000
 ) -> Callable[[], None]:
     """Export metrics of this process from now on. Returns a function that stops it and unregisters them.
 
     Raises ValueError if the registry has a metric with one of the names. ``env``: the value of the label ``env``, by
-    default $HOLDFAST_ENV. ``most``: the number of kinds of operations that are distinguished; further ones are
+    default $HOLDFAST_ENV. ``limit``: the number of kinds of operations that are distinguished; further ones are
     "(other)".
     """
-    environment, bound = telemetry.environment(env), telemetry.Bound(most)
+    environment, bound = telemetry.environment(env), telemetry.Bound(limit)
     series: dict[str, Counter | Histogram] = {}
     for metric in telemetry.METRICS:
         name = prefix + metric.name

@@ -48,9 +48,9 @@ class Leases:
         rows = self._engine.call("lease_list", {"name": check_name(name)})
         return LeaseRecord.of(rows[0]) if rows else None
 
-    def history(self, name: str | None = None, *, most: int = 100) -> Past:
+    def history(self, name: str | None = None, *, limit: int = 100) -> Past:
         """Grants that have ended, the latest first; the newest 10,000 are kept."""
-        asked = {"name": None if name is None else check_name(name), "most": check_limit(most)}
+        asked = {"name": None if name is None else check_name(name), "limit": check_limit(limit)}
         return [HistoryRecord.of(row) for row in self._engine.call("lease_history", asked)]
 
     def probe(self) -> Verdicts:
@@ -70,7 +70,7 @@ class Leases:
             "fence": fence,
             "name": check_name(name),
             "actor": check_said(actor, "actor"),
-            "reason": check_said(reason, "reason", most=1000),
+            "reason": check_said(reason, "reason", limit=1000),
         }
         try:
             statement = "lease_force_release" if fence is None else "lease_force_release_if"

@@ -34,7 +34,7 @@ select holdfast.lease_wipe(:name, :token::uuid, :keep::jsonb) as ended
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast.lease_list(:name)
 
 -- name: lease_history
-select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :most::int)
+select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :limit::int)
 
 -- name: probe_expire
 -- Longer than the shortest TTL. On SQLite, where a sleeping writer would block all others, expires_at is set back instead.

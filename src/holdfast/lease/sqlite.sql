@@ -133,7 +133,7 @@ select holder, remaining from holdfast_live where name = :name and not coalesce(
 
 -- name: lease_history
 select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
- where :name is null or name = :name order by id desc limit :most;
+ where :name is null or name = :name order by id desc limit :limit;
 
 -- name: probe_expire
 -- Without waiting: a transaction here holds up every other.

@@ -1,6 +1,6 @@
 -- name: relay_read
 select horizon::text, place, key, number, entries, before, outbox, label, pipeline, task, dataset, operation, checksum, params_hash
-  from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :most::int)
+  from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :limit::int)
 
 -- name: relay_open
 select 'done' as state, horizon::text, place, tries, taken, coalesce(lag, 0) as lag from holdfast.relay_open(:name, :lease, :token::uuid)
@@ -16,7 +16,7 @@ select case when moved then 'moved' else 'gone' end as state from holdfast.relay
 select name, told, fence, moved_at, problem, since, holder, parked, entries, lag, cursor from holdfast.relay_list()
 
 -- name: relay_parked
-select id, key, event, problem, tries, parked_at, again from holdfast.relay_parked(:name, :only_again::boolean, :most::int)
+select id, key, event, problem, tries, parked_at, again from holdfast.relay_parked(:name, :only_again::boolean, :limit::int)
 
 -- name: relay_retry
 select asked from holdfast.relay_retry(:name, :id)

@@ -88,11 +88,11 @@ class RelayPass:
             self._open()
         assert self._cursor is not None
         after = {"after_horizon": str(self._cursor["horizon"]), "after_place": self._cursor["place"]}
-        asked_at, most = now(), progress.batch
+        asked_at, limit = now(), progress.batch
         try:
-            rows = self._engine.call("relay_read", {**after, "most": most})
+            rows = self._engine.call("relay_read", {**after, "limit": limit})
         except EngineError:  # the batch may have been too large for the timeout
-            progress.batch = max(1, most // 2)
+            progress.batch = max(1, limit // 2)
             raise
         if rows:
             batch = [(row, self._events(row)) for row in rows]
@@ -100,7 +100,7 @@ class RelayPass:
             with self._saved():
                 self._publish_rows(batch)
             progress.is_proven, self._lag = True, 0.0
-        if len(rows) < most and progress.caught_up_at is not None:  # the end of the log as it was when asked
+        if len(rows) < limit and progress.caught_up_at is not None:  # the end of the log as it was when asked
             progress.caught_up_at, progress.unpublished = asked_at - self._lag, 0
         return bool(rows)
 
@@ -112,7 +112,7 @@ class RelayPass:
             self._progress.last_taken = Event.of(json.loads(self._cursor["taken"]))
         if self._progress.caught_up_at is not None:
             self._progress.caught_up_at = now() - self._lag
-        parameters = {"name": self._terms.name, "only_again": True, "most": self._terms.batch}
+        parameters = {"name": self._terms.name, "only_again": True, "limit": self._terms.batch}
         for row in self._engine.call("relay_parked", parameters):
             with self._saved():
                 event = Event.of(json.loads(row["event"]))

@@ -29,11 +29,11 @@ class RelayTerms(NamedTuple):
 
     @classmethod
     def check(cls, name: str, *, batch: int, poll: float, tries: int, ttl: float) -> RelayTerms:
-        check_name(name, most=180)
+        check_name(name, limit=180)
         counts: tuple[tuple[object, str, int], ...] = ((batch, "batch", 10_000), (tries, "tries", 1000))
-        for value, what, most in counts:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r}")
+        for value, what, limit in counts:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise ValueError(f"{what} must be a whole number from 1 to {limit}, not {value!r}")
         return cls(
             name, batch, check_seconds(poll, "poll", 0.001, MAX_TTL), tries, check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
         )

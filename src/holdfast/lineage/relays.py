@@ -41,9 +41,9 @@ class Relays:
         """Every relay that was ever run, with the number and the age of the entries it has not published."""
         return [RelayRecord.of(row) for row in self._engine.call("relay_list", {})]
 
-    def parked(self, name: str, *, most: int = 100) -> Parked:
+    def parked(self, name: str, *, limit: int = 100) -> Parked:
         """The events that its sink refused, the oldest first."""
-        parameters = {"name": check_name(name), "only_again": False, "most": check_limit(most)}
+        parameters = {"name": check_name(name), "only_again": False, "limit": check_limit(limit)}
         return [ParkedRecord.of(row) for row in self._engine.call("relay_parked", parameters)]
 
     def retry(self, name: str, id: str | None = None) -> int:
@@ -58,7 +58,7 @@ class Relays:
         What it has not published no longer keeps the log from being archived. NotAcquired while a process runs the
         relay: stop that process first, because it would publish everything again from the beginning.
         """
-        audit, terms = Audit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, most=180)}", ttl=TTL)
+        audit, terms = Audit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, limit=180)}", ttl=TTL)
         entry = audit.begin("relay.remove", name, actor=actor, reason=reason)
         try:
             with Lease(self._engine, terms, 0.0):
@@ -110,14 +110,14 @@ class Relays:
         return [
             ExpectedEvents(
                 relay.cursor,
-                {record.id: record.problem for record in self.parked(relay.name, most=MAX_PARKED)},
+                {record.id: record.problem for record in self.parked(relay.name, limit=MAX_PARKED)},
             )
             for relay in relays
         ]
 
     def _rows(self) -> Iterator[Row]:
         after = {"after_horizon": "0", "after_place": 0}
-        while rows := self._engine.call("relay_read", {**after, "most": PAGE}):
+        while rows := self._engine.call("relay_read", {**after, "limit": PAGE}):
             for row in rows:
                 yield row
             after = {"after_horizon": str(rows[-1]["horizon"]), "after_place": rows[-1]["place"]}

@@ -40,9 +40,9 @@ class AsyncRelays:
         """Every relay that was ever run, with the number and the age of the entries it has not published."""
         return [RelayRecord.of(row) for row in await self._engine.call("relay_list", {})]
 
-    async def parked(self, name: str, *, most: int = 100) -> Parked:
+    async def parked(self, name: str, *, limit: int = 100) -> Parked:
         """The events that its sink refused, the oldest first."""
-        parameters = {"name": check_name(name), "only_again": False, "most": check_limit(most)}
+        parameters = {"name": check_name(name), "only_again": False, "limit": check_limit(limit)}
         return [ParkedRecord.of(row) for row in await self._engine.call("relay_parked", parameters)]
 
     async def retry(self, name: str, id: str | None = None) -> int:
@@ -57,7 +57,7 @@ class AsyncRelays:
         What it has not published no longer keeps the log from being archived. NotAcquired while a process runs the
         relay: stop that process first, because it would publish everything again from the beginning.
         """
-        audit, terms = AsyncAudit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, most=180)}", ttl=TTL)
+        audit, terms = AsyncAudit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, limit=180)}", ttl=TTL)
         entry = await audit.begin("relay.remove", name, actor=actor, reason=reason)
         try:
             async with AsyncLease(self._engine, terms, 0.0):
@@ -111,14 +111,14 @@ class AsyncRelays:
         return [
             ExpectedEvents(
                 relay.cursor,
-                {record.id: record.problem for record in await self.parked(relay.name, most=MAX_PARKED)},
+                {record.id: record.problem for record in await self.parked(relay.name, limit=MAX_PARKED)},
             )
             for relay in relays
         ]
 
     async def _rows(self) -> AsyncIterator[Row]:
         after = {"after_horizon": "0", "after_place": 0}
-        while rows := await self._engine.call("relay_read", {**after, "most": PAGE}):
+        while rows := await self._engine.call("relay_read", {**after, "limit": PAGE}):
             for row in rows:
                 yield row
             after = {"after_horizon": str(rows[-1]["horizon"]), "after_place": rows[-1]["place"]}

@@ -7,7 +7,7 @@ select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
             select * from holdfast_outbox where idem_key = w.idem_key order by id) o) end as outbox,
        g.label, g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
   from holdfast_wal w left join holdfast_idempotency_log g on g.idem_key = w.idem_key
- where w.id > coalesce(:after_place, 0) order by w.id limit :most;
+ where w.id > coalesce(:after_place, 0) order by w.id limit :limit;
 
 -- name: relay.lease
 select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token;
@@ -48,7 +48,7 @@ select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder f
 
 -- name: relay_parked
 select id, idem_key as key, event, problem, tries, parked_at, again from holdfast_parked
- where relay = :name and (again or not :only_again) order by rowid limit :most;
+ where relay = :name and (again or not :only_again) order by rowid limit :limit;
 
 -- name: relay_retry.update
 update holdfast_parked set again = 1 where relay = :name and (:id is null or id = :id);

@@ -55,10 +55,10 @@ class LockMonitor:
         if not 0 < pid < 2**31:
             raise ValueError(f"pid must be from 1 to {2**31 - 1}, not {pid}")
         parameters = {
-            "action": "lock.break",
+            "action": "lock.end",
             "subject": f"session {pid}",
             "actor": check_said(actor, "actor"),
-            "reason": check_said(reason, "reason", most=1000),
+            "reason": check_said(reason, "reason", limit=1000),
         }
         records = [each for each in self.list() if each.pid == pid]
         detail = json.dumps(
@@ -80,7 +80,7 @@ class LockMonitor:
         if self._engine.database.dialect == "sqlite":
             return "refused: on SQLite a lock is its process's: end that"
         with self._engine.own_session() as session:
-            [row] = session.call("lock_break", {"pid": pid}, CALL_TIMEOUT)
+            [row] = session.call("lock_end_session", {"pid": pid}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome
 

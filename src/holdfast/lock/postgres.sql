@@ -54,5 +54,5 @@ select l.pid, a.application_name, a.state, extract(epoch from a.query_start)::do
  where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
  order by l.granted desc, l.waitstart, l.pid
 
--- name: lock_break
-select holdfast.lock_break(:pid::int) as outcome
+-- name: lock_end_session
+select holdfast.lock_end_session(:pid::int) as outcome

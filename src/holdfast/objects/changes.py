@@ -61,8 +61,8 @@ class Position(NamedTuple):
         since = int(self.since) if self.epoch is None else self.since
         return {"since": since, "epoch": self.epoch, "until": self.until, "after": self.after}
 
-    def read(self, rows: Sequence[Row], most: int) -> tuple[list[Change], Position]:
-        """The changes in a batch of at most ``most`` rows, each with its cursor, and where the next batch begins.
+    def read(self, rows: Sequence[Row], limit: int) -> tuple[list[Change], Position]:
+        """The changes in a batch of at most ``limit`` rows, each with its cursor, and where the next batch begins.
 
         CursorExpired when the log was trimmed beyond this position.
         """
@@ -72,7 +72,7 @@ class Position(NamedTuple):
             )
         changed, until = [row for row in rows if row["version"] is not None], str(rows[0]["snapshot"])
         cursors = [self._after(until, row["place"]) for row in changed]
-        end = self._after(until, None) if len(changed) < most else cursors[-1]
+        end = self._after(until, None) if len(changed) < limit else cursors[-1]
         changes = [
             Change(row["type"], row["id"], row["kind"], row["version"], str(cursor))
             for row, cursor in zip(changed, cursors, strict=True)

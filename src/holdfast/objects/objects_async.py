@@ -134,9 +134,9 @@ class AsyncObjects:
         return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
 
     async def list(
-        self, type: str, *, labels: Labels | None = None, after: str | None = None, most: int = 100
+        self, type: str, *, labels: Labels | None = None, after: str | None = None, limit: int = 100
     ) -> Records:
-        """Objects of a type that have all these labels, ordered by id, at most ``most``.
+        """Objects of a type that have all these labels, ordered by id, at most ``limit``.
 
         For the next page pass the last id as ``after``: objects created or deleted on earlier pages do not shift it.
         """
@@ -144,7 +144,7 @@ class AsyncObjects:
             "type": check_name(type, "type"),
             "labels": check_labels({} if labels is None else labels),
             "after": None if after is None else check_name(after, "after"),
-            "most": check_limit(most),
+            "limit": check_limit(limit),
         }
         rows = await self._engine.call("object_list", parameters)
         return [ObjectRecord.of(type, row, decode_payload(row)) for row in rows]

@@ -25,11 +25,11 @@ select name, body, raw, labels, version, created_at, updated_at from holdfast.ob
 select id, body, raw, labels, version, created_at, updated_at from holdfast.object_get_by_name(:type, :name)
 
 -- name: object_list
-select id, name, body, raw, labels, version, created_at, updated_at from holdfast.object_list(:type, :labels::jsonb, :after, :most::int)
+select id, name, body, raw, labels, version, created_at, updated_at from holdfast.object_list(:type, :labels::jsonb, :after, :limit::int)
 
 -- name: object_cursor
 select cursor, version, extract(epoch from clock_timestamp())::double precision as now from holdfast.object_cursor()
 
 -- name: object_changes
 select snapshot, place, version, type, id, kind, expired from holdfast.object_changes(
-    :epoch::bigint, :since::pg_snapshot, :until::pg_snapshot, :after::bigint, :type, :most::int, :listening::boolean)
+    :epoch::bigint, :since::pg_snapshot, :until::pg_snapshot, :after::bigint, :type, :limit::int, :listening::boolean)

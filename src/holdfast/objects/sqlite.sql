@@ -55,7 +55,7 @@ select id, body, raw, labels, version, created_at, updated_at from holdfast_obje
 select id, name, body, raw, labels, version, created_at, updated_at from holdfast_object
  where type = :type and id > coalesce(:after, '')
    and not exists (select 1 from json_each(:labels) w where not exists (select 1 from json_each(labels) h where h.key = w.key and h.value = w.value))
- order by id limit :most;
+ order by id limit :limit;
 
 -- name: object_cursor
 select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_place;
@@ -67,5 +67,5 @@ select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.
        or :since + 1 < (select min(version) >> 20 from holdfast_object_change where version > v.last >> 28 << 48) as expired
   from holdfast_object_place v left join (
        select * from holdfast_object_change where version >= (coalesce(:after, :since) + 1) << 20 and (:type is null or type = :type)
-        order by version limit :most) c
+        order by version limit :limit) c
  order by c.version;

@@ -118,7 +118,7 @@ class ObjectWatch:
             try:
                 self.begin()
                 assert self._position is not None
-                filters = {"type": self._type, "most": BATCH, "listening": self._background is not None}
+                filters = {"type": self._type, "limit": BATCH, "listening": self._background is not None}
                 rows = self._engine.call("object_changes", self._position.parameters() | filters)
                 break
             except (Unreachable, Unanswered) as error:

@@ -65,7 +65,7 @@ def fetch_entries(engine: Engine, key: str) -> list[LogEntry]:
     entries: list[LogEntry] = []
     after = 0
     while True:
-        rows = engine.call("operation_entries", {"key": key, "after_number": after, "most": PAGE})
+        rows = engine.call("operation_entries", {"key": key, "after_number": after, "limit": PAGE})
         for row in rows:
             entries += parse_entries(key, row["entries"])
         if len(rows) < PAGE:

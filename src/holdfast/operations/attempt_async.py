@@ -64,7 +64,7 @@ async def fetch_entries(engine: AsyncEngine, key: str) -> list[LogEntry]:
     entries: list[LogEntry] = []
     after = 0
     while True:
-        rows = await engine.call("operation_entries", {"key": key, "after_number": after, "most": PAGE})
+        rows = await engine.call("operation_entries", {"key": key, "after_number": after, "limit": PAGE})
         for row in rows:
             entries += parse_entries(key, row["entries"])
         if len(rows) < PAGE:

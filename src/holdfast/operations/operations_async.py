@@ -118,22 +118,22 @@ class AsyncOperations:
 
     async def get(self, key: OperationKey | str) -> OperationRecord | None:
         """The record of an operation, or None when it was never begun."""
-        rows = await self._engine.call("operation_list", {"key": as_key(key).digest, "most": 1})
+        rows = await self._engine.call("operation_list", {"key": as_key(key).digest, "limit": 1})
         return OperationRecord.of(rows[0]) if rows else None
 
-    async def list(self, *, status: str | None = None, dataset: str | None = None, most: int = 100) -> Records:
+    async def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
         """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
-        check_limit(most)
+        check_limit(limit)
         is_unfinished = status in ("partial", "running")  # one status in the log: whether the owner lives decides
         parameters = {
             "status": "partial" if is_unfinished else status,
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
-            "most": MAX_LIMIT if is_unfinished else most,
+            "limit": MAX_LIMIT if is_unfinished else limit,
         }
         records = [OperationRecord.of(row) for row in await self._engine.call("operation_list", parameters)]
-        return [record for record in records if status in (None, record.status)][:most]
+        return [record for record in records if status in (None, record.status)][:limit]
 
     async def find(self, key: OperationKey | str) -> OperationRecord:
         """The record by key, or by a WAL pointer (``number:hash``) that the log has or had for it: then the attempt of
@@ -214,14 +214,14 @@ class AsyncOperations:
 
     # Recovery, rollback, reset
 
-    async def recover(self, *, most: int = MAX_LIMIT) -> dict[str, str]:
+    async def recover(self, *, limit: int = MAX_LIMIT) -> dict[str, str]:
         """Finish or roll back the operations of dead owners whose functions are registered: for the start of a process.
 
         Returns what was done, by key. An operation that cannot be recovered is logged and left, and the others are
         recovered; so is one that the policy lets only certain actors roll back, because there is no actor here.
         """
         recovered: dict[str, str] = {}
-        for record in await self.list(status="partial", most=most):
+        for record in await self.list(status="partial", limit=limit):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
                 await self._publish("operation.partial", record, fate="left")
                 continue
@@ -306,12 +306,12 @@ class AsyncOperations:
         message = "it is in the archive, and the log does not know it"
         return verifier.verification(LogProblem("missing", *each, message) for each in missing.items())
 
-    async def read(self, after: str | None = None, *, most: int = 500) -> LogPage:
+    async def read(self, after: str | None = None, *, limit: int = 500) -> LogPage:
         """Entries of all operations, ``after`` the cursor of the page before or from the beginning, in an order that is
         stable although transactions commit out of order: entries that an open transaction may still precede are held
         back. CursorExpired after a failover or a restore: read from the beginning."""
         cursor = LogCursor.parse(after)
-        rows = await self._engine.call("wal_read", {**cursor._asdict(), "most": check_limit(most)})
+        rows = await self._engine.call("wal_read", {**cursor._asdict(), "limit": check_limit(limit)})
         return parse_page(cursor, rows)
 
     async def archive(self, before: datetime, write: Callable[[Sequence[str]], object]) -> Archived:
@@ -348,7 +348,7 @@ class AsyncOperations:
         """Delete the results whose time is over, and return how many. Their entries and hashes stay."""
         total, deleted = 0, PAGE
         while deleted == PAGE:
-            [row] = await self._engine.call("operation_expire", {"most": PAGE})
+            [row] = await self._engine.call("operation_expire", {"limit": PAGE})
             deleted = row["gone"]
             total += deleted
         return total
@@ -360,7 +360,7 @@ class AsyncOperations:
         [health] = await self._engine.call("operation_health", {"stale": limit, "enough": COUNT_LIMIT})
         indexes = await self._engine.call("operation_indexes", {})
         verifier = LogVerifier()
-        for logged in parse_operations(await self._engine.call("wal_latest", {"most": LATEST})):
+        for logged in parse_operations(await self._engine.call("wal_latest", {"limit": LATEST})):
             verifier.add(logged)
         verification = verifier.verification()
         chains = {
@@ -444,7 +444,7 @@ class AsyncOperations:
             self._rules.permit(moment, **fields)
 
     async def _fetch_review(self, key: str) -> ReviewRecord | None:
-        rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
+        rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})
         return ReviewRecord.of(rows[0]) if rows else None
 
     async def _recovery(self, record: OperationRecord) -> AsyncRecovery:
@@ -503,7 +503,7 @@ class AsyncOperations:
     async def _fetch_pages(self, key: str | None, since: float | None) -> AsyncIterator[Rows]:
         after = None
         while True:
-            rows = await self._engine.call("wal_chains", {"key": key, "since": since, "after": after, "most": PAGE})
+            rows = await self._engine.call("wal_chains", {"key": key, "since": since, "after": after, "limit": PAGE})
             if rows:
                 yield rows
             if key is not None or len({row["key"] for row in rows}) < PAGE:

@@ -31,10 +31,10 @@ select key, null as state from holdfast.operation_finish_many(
 -- name: operation_list
 select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner,
        effect_started, failures,
-       created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
+       created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :limit::int)
 
 -- name: operation_entries
-select number, entries from holdfast.operation_entries(:key, :after_number::int, :most::int)
+select number, entries from holdfast.operation_entries(:key, :after_number::int, :limit::int)
 
 -- name: operation_kin
 -- This, and the two after it, also run in the user's own transaction, hence the casts.
@@ -55,7 +55,7 @@ select holdfast.review_return(cast(:id as bigint)) as returned
 
 -- name: review_list
 select id, key, label, dataset, operation, reason, detail, opened_at, status, actor, answer, closed_at, spent_at
-  from holdfast.review_list(:status, :id::bigint, :key, :most::int)
+  from holdfast.review_list(:status, :id::bigint, :key, :limit::int)
 
 -- name: review_decide
 select holdfast.review_decide(:id::bigint, :outcome, :actor, :answer) as decided
@@ -64,16 +64,16 @@ select holdfast.review_decide(:id::bigint, :outcome, :actor, :answer) as decided
 select holdfast.operation_failed(:dataset, :seconds::double precision) as failed
 
 -- name: wal_chains
-select * from holdfast.wal_chains(array(select key from holdfast.wal_keys(:key, :since::double precision, :after, :most::int)))
+select * from holdfast.wal_chains(array(select key from holdfast.wal_keys(:key, :since::double precision, :after, :limit::int)))
 
 -- name: wal_latest
-select * from holdfast.wal_chains(array(select key from holdfast.wal_latest(:most::int)))
+select * from holdfast.wal_chains(array(select key from holdfast.wal_latest(:limit::int)))
 
 -- name: wal_find
 select key from holdfast.wal_find(:hash)
 
 -- name: wal_read
-select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :most::int)
+select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :limit::int)
 
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
@@ -82,7 +82,7 @@ select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, 
 select closed from holdfast.review_close(:key, :actor, :answer)
 
 -- name: operation_expire
-select gone from holdfast.operation_expire(:most::int)
+select gone from holdfast.operation_expire(:limit::int)
 
 -- name: operation_health
 select * from holdfast.operation_health(:stale::double precision, :enough::int)

@@ -29,14 +29,14 @@ class AsyncReviews:
         self._engine, self._rules = engine, rules
 
     async def list(
-        self, *, status: str | None = "open", key: OperationKey | str | None = None, most: int = 100
+        self, *, status: str | None = "open", key: OperationKey | str | None = None, limit: int = 100
     ) -> Records:
         """The oldest first. ``status``: open | approved | rejected | reset | done (the operation was done after the
         review was opened); None: all. ``key``: of one operation."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         digest = None if key is None else as_key(key).digest
-        parameters = {"status": status, "id": None, "key": digest, "most": check_limit(most)}
+        parameters = {"status": status, "id": None, "key": digest, "limit": check_limit(limit)}
         return [ReviewRecord.of(row) for row in await self._engine.call("review_list", parameters)]
 
     async def get(self, number: int) -> ReviewRecord | None:
@@ -45,7 +45,7 @@ class AsyncReviews:
             raise TypeError(f"number must be the int of a review, not {type(number).__name__}")
         if not 0 < number < 2**63:  # the range of the column
             return None
-        rows = await self._engine.call("review_list", {"status": None, "id": number, "key": None, "most": 1})
+        rows = await self._engine.call("review_list", {"status": None, "id": number, "key": None, "limit": 1})
         return ReviewRecord.of(rows[0]) if rows else None
 
     async def approve(self, number: int, *, actor: str, reason: str) -> None:
@@ -65,7 +65,7 @@ class AsyncReviews:
         if record is None:
             raise LookupError(f"there is no review {number}")
         if self._rules is not None:
-            rows = await self._engine.call("operation_list", {"key": record.key, "most": 1})
+            rows = await self._engine.call("operation_list", {"key": record.key, "limit": 1})
             subject = OperationRecord.of(rows[0]) if rows else record
             self._rules.permit("review", actor=actor, justification=reason, **policy_fields(subject))
         parameters = {"id": number, "outcome": outcome, "actor": actor, "answer": reason}

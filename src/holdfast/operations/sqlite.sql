@@ -77,10 +77,10 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
        result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
   from holdfast_operation
  where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
- order by updated_at desc, place desc limit :most;
+ order by updated_at desc, place desc limit :limit;
 
 -- name: operation_entries
-select number, entries from holdfast_wal where idem_key = :key and number > coalesce(:after_number, 0) order by number limit :most;
+select number, entries from holdfast_wal where idem_key = :key and number > coalesce(:after_number, 0) order by number limit :limit;
 
 -- name: operation_kin
 select (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
@@ -121,7 +121,7 @@ update holdfast_review set spent_at = null where id = :id and outcome = 'approve
 select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, status, actor,
        answer, closed_at, spent_at
   from holdfast_review_now
- where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :most;
+ where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :limit;
 
 -- name: review_decide.update
 update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor, answer = :answer
@@ -140,7 +140,7 @@ with known (key) as (
                      select idem_key from holdfast_wal
                       where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
                         and (:since is null or at >= :since))
-     order by key limit :most)
+     order by key limit :limit)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
        g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback, g.expires_at - g.updated_at as keep,
        g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
@@ -149,8 +149,8 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
 
 -- name: wal_latest
 with known (key) as (
-    select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :most)
-    union select idem_key from (select idem_key from holdfast_wal order by id desc limit :most))
+    select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :limit)
+    union select idem_key from (select idem_key from holdfast_wal order by id desc limit :limit))
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
        g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback, g.expires_at - g.updated_at as keep,
        g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
@@ -163,7 +163,7 @@ select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :ha
 -- name: wal_read
 -- There is one writer at a time, so the order of the rows is that of the commits.
 select 0 as epoch, 0 as horizon, w.id as place, w.idem_key as key, w.entries
-  from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :most) w order by w.id;
+  from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :limit) w order by w.id;
 
 -- name: wal_archive.done
 select 'archived' as state where exists (select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :pointer);
@@ -192,7 +192,7 @@ update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {n
 
 -- name: operation_expire.results
 update holdfast_idempotency_log set result = null where idem_key in (
-    select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :most);
+    select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :limit);
 
 -- name: operation_health
 -- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. What was reset or

@@ -59,8 +59,8 @@ def operation_finish_many(run: Run, rows: str, keep: float | None = None, **_: A
 
 
 @call()
-def operation_expire(run: Run, most: int) -> Rows:
-    run("operation_expire.results", most=most)
+def operation_expire(run: Run, limit: int) -> Rows:
+    run("operation_expire.results", limit=limit)
     return [{"gone": changes(run)}]
 
 

@@ -35,7 +35,7 @@ from holdfast.recipes.elector_terms import (
     ElectorState,
     ElectorStatus,
     ElectorTerms,
-    replica_name,
+    replica_holder,
     transition,
 )
 from holdfast.runtime import forks, telemetry
@@ -52,7 +52,7 @@ from holdfast.runtime.concurrency import (
     leased_work,
 )
 from holdfast.runtime.exit import LOST_STATUS
-from holdfast.runtime.identity import new_token
+from holdfast.runtime.identity import new_token, this_process
 from holdfast.runtime.log import CRITICAL, ERROR, INFO, WARNING, logger
 
 log = logger("holdfast.elector")
@@ -142,7 +142,8 @@ class Elector:
         self._transitions = 0
         self._renewed_at: float | None = None
         telemetry.register(self)
-        self.holder = f"{self._terms.holder or replica_name(os.environ, new_token())}/{new_token()[:8]}"
+        process = this_process()
+        self.holder = replica_holder(self._terms.holder, os.environ, process["host"], process["pid"], new_token())
 
     def _reset_after_fork(self) -> None:
         if self._era != forks.era:

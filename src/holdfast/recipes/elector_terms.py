@@ -18,6 +18,8 @@ from holdfast.lease.trust import margin
 from holdfast.names import MAX_TTL, check_name, check_seconds
 
 Overrun = Literal["wait", "exit"]
+HOLDER_LENGTH = 180
+"""Characters of a holder's name, to which a nonce is appended."""
 _LOCAL_POLL = 0.005
 """Seconds between two polls of a standby on the leader's machine, where a poll is one read of a file."""
 
@@ -85,16 +87,20 @@ class ElectorTerms(NamedTuple):
         name: str,
         *,
         ttl: float,
-        renew_every: float,
-        retry_every: float,
+        renew_every: float | None = None,
+        retry_every: float | None = None,
         grace: float | None = None,
         holder: str | None = None,
         failover: Failover = "ttl",
         overrun: Overrun = "wait",
     ) -> ElectorTerms:
-        """ValueError unless a renewal, the grace and the margin of trust fit into the TTL."""
+        """Times that are not given follow from the TTL. ValueError unless a renewal, the grace and the margin of trust
+        fit into it."""
         lease = LeaseTerms.check(name, ttl=ttl, holder=holder, renew_every=renew_every, failover=failover)
-        if check_seconds(retry_every, "retry_every", 0.001, MAX_TTL) > lease.ttl:
+        renew_every = lease.renew_every
+        if retry_every is None:
+            retry_every = lease.ttl / 6
+        elif check_seconds(retry_every, "retry_every", 0.001, MAX_TTL) > lease.ttl:
             raise ValueError(
                 f"retry_every must be at most ttl={ttl:g}, not {retry_every!r}: a standby would take over too late"
             )
@@ -107,7 +113,7 @@ class ElectorTerms(NamedTuple):
         if overrun not in ("wait", "exit"):
             raise ValueError(f"overrun must be 'wait' or 'exit', not {overrun!r}")
         if holder is not None:
-            check_name(holder, "holder", most=180)  # the nonce of an instance is appended
+            check_name(holder, "holder", limit=HOLDER_LENGTH)
         return cls(lease.name, lease.ttl, renew_every, retry_every, grace, holder, failover, overrun)
 
     def lease_terms(self, holder: str, *, local: bool, on_beat: OnBeat, on_recall: Callable[[], object]) -> LeaseTerms:
@@ -135,10 +141,14 @@ class ElectorTerms(NamedTuple):
         return min(every * spread, max(0.0, refusal.remaining) + 0.001 + 0.009 * chance)
 
 
-def replica_name(environment: Mapping[str, str], unique: str) -> str:
-    """The name of this replica for people: HOLDFAST_REPLICA_ID, else HOSTNAME, else ``unique``."""
-    name = environment.get("HOLDFAST_REPLICA_ID") or environment.get("HOSTNAME") or unique
-    return re.sub(r"[^\x20-\x7e]", "?", name)[:180]
+def replica_holder(holder: str | None, environment: Mapping[str, str], host: str, pid: int, nonce: str) -> str:
+    """The holder of a replica's leases: ``holder:nonce``, or without a holder ``host:pid:nonce``, where
+    HOLDFAST_REPLICA_ID or HOSTNAME replace the host. The nonce tells two replicas of one process apart."""
+    if holder is None:
+        name = environment.get("HOLDFAST_REPLICA_ID") or environment.get("HOSTNAME") or host
+        name = re.sub(r"[^\x20-\x7e]", "?", name)[: HOLDER_LENGTH - 10]
+        holder = f"{name}:{pid}"
+    return f"{holder}:{nonce[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +156,8 @@ class ElectorStatus:
     """For health endpoints: what this replica has seen. Reading it does not ask the database."""
 
     name: str
-    replica: str
-    """Our name as a holder, with the nonce of this instance."""
+    holder: str
+    """This replica, as the holder of the lease when it leads: ``host:pid:nonce``."""
     state: str
     leader: str | None
     """The holder last seen, None when there was none."""

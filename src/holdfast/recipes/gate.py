@@ -49,7 +49,7 @@ class GateWindow:
     it."""
 
     def __init__(self, engine: Engine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
-        self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", most=1000)
+        self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", limit=1000)
         self._lease, self._audit = GateLease(engine, terms, timeout), Audit(engine)
         self._open: list[OpenWindow] = []
 

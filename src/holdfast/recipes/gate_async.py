@@ -48,7 +48,7 @@ class AsyncGateWindow:
     it."""
 
     def __init__(self, engine: AsyncEngine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
-        self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", most=1000)
+        self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", limit=1000)
         self._lease, self._audit = AsyncGateLease(engine, terms, timeout), AsyncAudit(engine)
         self._open: list[AsyncOpenWindow] = []
 

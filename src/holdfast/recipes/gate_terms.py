@@ -12,7 +12,7 @@ RUNTIME = "holdfast:runtime"
 
 def gate_lease(name: str) -> str:
     """The name of the gate's lease."""
-    return f"{GATE}{check_name(name, most=180)}"
+    return f"{GATE}{check_name(name, limit=180)}"
 
 
 def runtime_terms(ttl: float) -> LeaseTerms:

@@ -11,15 +11,9 @@ this process holds it. Lost: this process held it and lost it. A process whose e
 kernel instead."""
 
 
-def check_guard(key: str, *, ttl: float, heartbeat: float, strict: bool) -> LeaseTerms:
+def check_guard(name: str, *, ttl: float, renew_every: float | None, strict: bool) -> LeaseTerms:
     """The terms of the guard's lease. ValueError or TypeError when the arguments do not fit together."""
-    check_seconds(heartbeat, "heartbeat", 0.001, MAX_TTL)
     check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
-    name, renew_every = check_free_name(key, "key"), min(heartbeat, ttl / 2)
-    terms = LeaseTerms.check(name, ttl=ttl, renew_every=renew_every, strict=strict)
-    if ttl < 2 * heartbeat:
-        raise ValueError(
-            f"ttl must be clearly above heartbeat, at least twice: ttl={ttl!r} and heartbeat={heartbeat!r} leave no "
-            "time for a retry"
-        )
-    return terms
+    if renew_every is not None and check_seconds(renew_every, "renew_every", 0.001, MAX_TTL) > ttl / 2:
+        raise ValueError(f"renew_every must leave time for a retry: at most half of ttl={ttl:g}, not {renew_every!r}")
+    return LeaseTerms.check(check_free_name(name), ttl=ttl, renew_every=renew_every, strict=strict)

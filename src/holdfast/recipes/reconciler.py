@@ -190,7 +190,7 @@ class Reconciler:
     def _compare(self, mandate: Mandate, backends: dict[str, Backend], horizon: int) -> None:
         with TaskPool(self._terms.concurrency) as pool:
             after: str | None = None
-            while page := self._objects.list(self._terms.type, after=after, most=_PAGE):
+            while page := self._objects.list(self._terms.type, after=after, limit=_PAGE):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
                 for record in ours:
                     if self._failures > self._max_failures:

@@ -188,7 +188,7 @@ class AsyncReconciler:
     async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
         async with AsyncTaskPool(self._terms.concurrency) as pool:
             after: str | None = None
-            while page := await self._objects.list(self._terms.type, after=after, most=_PAGE):
+            while page := await self._objects.list(self._terms.type, after=after, limit=_PAGE):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
                 for record in ours:
                     if self._failures > self._max_failures:

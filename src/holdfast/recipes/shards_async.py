@@ -20,12 +20,12 @@ from holdfast.errors import EngineError
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
-from holdfast.recipes.elector_terms import replica_name
+from holdfast.recipes.elector_terms import replica_holder
 from holdfast.recipes.shards_terms import ShardPlan, ShardTerms, plan, shard_of
 from holdfast.runtime import forks
 from holdfast.runtime.clock import jitter
 from holdfast.runtime.concurrency_async import AsyncStopEvent, AsyncWakeup, AsyncWorker
-from holdfast.runtime.identity import new_token
+from holdfast.runtime.identity import new_token, this_process
 from holdfast.runtime.log import INFO, WARNING, logger
 
 log = logger("holdfast.shards")
@@ -59,7 +59,8 @@ class AsyncShards:
         """Give this replica a name of its own. A fork of this process is another replica."""
         self._era = forks.era
         self._nonce = new_token()[:16]
-        self.holder = f"{self._terms.holder or replica_name(os.environ, self._nonce)}/{self._nonce[:8]}"
+        process = this_process()
+        self.holder = replica_holder(self._terms.holder, os.environ, process["host"], process["pid"], self._nonce)
 
     def __repr__(self) -> str:
         return f"<Shards {self._terms.name!r} {len(self.held)} of {self._terms.count}>"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import check_name
+from holdfast.recipes.elector_terms import HOLDER_LENGTH
 
 MAX_SHARDS = 4096
 
@@ -30,9 +31,9 @@ class ShardTerms:
     def check(cls, name: str, count: object, *, ttl: float, holder: str | None) -> ShardTerms:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SHARDS:
             raise ValueError(f"count must be a whole number from 1 to {MAX_SHARDS}, not {count!r}")
-        lease = LeaseTerms.check(check_name(name, most=150), ttl=ttl, holder=holder)
+        lease = LeaseTerms.check(check_name(name, limit=150), ttl=ttl, holder=holder)
         if holder is not None:
-            check_name(holder, "holder", most=180)  # the nonce of an instance is appended
+            check_name(holder, "holder", limit=HOLDER_LENGTH)
         return cls(name, count, lease.ttl, holder)
 
     def shard_lease(self, number: int) -> str:

@@ -116,7 +116,7 @@ def check_pool(pool: str, capacity: int) -> str:
         raise TypeError(f"capacity must be a whole number, not {type(capacity).__name__}")
     if not 1 <= capacity <= MAX_SLOTS:
         raise ValueError(f"capacity must be from 1 to {MAX_SLOTS}, not {capacity}")
-    return f"{OWN}slot:{check_name(pool, 'pool', most=180)}"
+    return f"{OWN}slot:{check_name(pool, 'pool', limit=180)}"
 
 
 def check_slot(prefix: str, slot: object) -> str:

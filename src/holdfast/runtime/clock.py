@@ -8,8 +8,8 @@ from functools import partial
 now = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
-def jitter(least: float, most: float) -> float:
+def jitter(minimum: float, maximum: float) -> float:
     """Random seconds between the two, so that processes do not wait in step."""
     import random  # here: the import takes a millisecond, and only waiters need it
 
-    return random.uniform(least, most)
+    return random.uniform(minimum, maximum)

@@ -54,19 +54,19 @@ OTHER = "(other)"
 
 
 class Bound:
-    """Passes at most ``most`` combinations of user-chosen labels; all further ones are reported as "(other)"."""
+    """Passes at most ``limit`` combinations of user-chosen labels; all further ones are reported as "(other)"."""
 
-    def __init__(self, most: object) -> None:
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ValueError(f"most must be a whole number from 1 on, not {most!r}")
-        self._most = most
+    def __init__(self, limit: object) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"limit must be a whole number from 1 on, not {limit!r}")
+        self._limit = limit
         self._combinations: set[tuple[Any, ...]] = set()
 
     def __call__(self, fields: dict[str, Any]) -> dict[str, Any]:
         mine = tuple([fields.get(name) for name in OWN])
         if mine in self._combinations:
             return fields
-        if len(self._combinations) < self._most:
+        if len(self._combinations) < self._limit:
             self._combinations.add(mine)
             return fields
         return {**fields, **{name: OTHER for name, value in zip(OWN, mine, strict=True) if value is not None}}

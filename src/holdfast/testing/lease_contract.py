@@ -407,7 +407,7 @@ class LeaseContract:
         ]
         assert (records[2].actor, records[2].reason) == ("operator", "stuck since noon")
         assert all(each.acquired_at <= each.ended_at <= datetime.now(UTC) for each in records)
-        assert [each.name for each in client.leases.history(most=1)] == ["other"]
+        assert [each.name for each in client.leases.history(limit=1)] == ["other"]
 
     def test_a_forced_release_is_told_with_the_next_heartbeat(self, connect: Connect, url: str) -> None:
         client, operator = connect(url), connect(url)

@@ -203,10 +203,10 @@ class ObjectContract:
         for id in ids:
             objects.put_if("box", id, id, MustCreate())
         assert [record.id for record in objects.list("box")] == ids
-        page = objects.list("box", most=3)
+        page = objects.list("box", limit=3)
         objects.delete_if("box", page[-1].id, page[-1].version)
         objects.put_if("box", "A", 1, MustCreate())
-        rest = objects.list("box", after=page[-1].id, most=10)
+        rest = objects.list("box", after=page[-1].id, limit=10)
         assert [record.id for record in [*page, *rest]] == ids
 
     def test_a_selector_wants_all_its_labels(self, connect: Connect, url: str) -> None:
@@ -218,7 +218,7 @@ class ObjectContract:
         assert [record.id for record in objects.list("box", labels=labels[2])] == ["2"]
         assert [record.id for record in objects.list("box", labels={"empty": ""})] == ["3"]
         assert objects.list("box", labels={"team": "c"}) == []
-        assert [record.id for record in objects.list("box", labels={"team": "a"}, after="1", most=1)] == ["2"]
+        assert [record.id for record in objects.list("box", labels={"team": "a"}, after="1", limit=1)] == ["2"]
 
     def test_update_reads_again_when_somebody_was_faster(self, connect: Connect, url: str) -> None:
         objects = [connect(url).objects for _ in range(3)]

@@ -84,11 +84,11 @@ def test_a_server_that_is_well_passes_every_check(major: int) -> None:
 
 
 def test_both_flavours_examine_both_engines(connect: Callable[..., Any], either: str) -> None:
-    examination = connect(either).examine(timeout=PATIENCE)
+    examination = connect(either).doctor(timeout=PATIENCE)
     assert examination.passed()
     assert examination.engine == either.partition(":")[0]
     with pytest.raises(ValueError, match="timeout"):
-        connect(either).examine(timeout=0)
+        connect(either).doctor(timeout=0)
 
 
 def test_read_only_by_default_fails_and_the_rest_is_told_all_the_same(postgres_url: str) -> None:
@@ -105,7 +105,7 @@ def test_short_timeouts_of_the_role_are_a_warning(role: Callable[..., str], monk
     short = ("statement_timeout = '8min'", "lock_timeout = '3min'", "idle_in_transaction_session_timeout = '2min'")
     url = role(*USER, *("alter role {} set " + limit for limit in short), "grant pg_read_all_stats to {}")
     with holdfast.Client(url) as client:
-        findings = {each.check: each for each in client.examine(timeout=PATIENCE).findings if each.status != "ok"}
+        findings = {each.check: each for each in client.doctor(timeout=PATIENCE).findings if each.status != "ok"}
     assert {check: each.status for check, each in findings.items()} == dict.fromkeys(
         ("statement_timeouts", "idle_timeouts"), "warn"
     )
@@ -263,7 +263,7 @@ def test_a_clock_that_is_off_is_told_with_its_sign(postgres_url: str, monkeypatc
     """The server's cannot be set here, so ours is."""
     monkeypatch.setattr(health, "time", SimpleNamespace(time=lambda: time.time() - 36_000))
     with holdfast.Client(postgres_url) as client:
-        [finding] = [each for each in client.examine(timeout=PATIENCE).findings if each.check == "clock"]
+        [finding] = [each for each in client.doctor(timeout=PATIENCE).findings if each.check == "clock"]
     assert finding.status == "warn"
     offset = re.match(r"the server's clock is \+([0-9.]+) s", finding.found)
     assert offset is not None, finding.found

@@ -354,7 +354,7 @@ def test_a_stopped_group_hears_that_it_is_to_end() -> None:
 
 def test_a_command_that_ends_with_0_when_it_is_told_to_is_no_success(sqlite_url: str) -> None:
     """By the first heartbeat after the lease was taken away; with a grace that every machine is fast enough for."""
-    options = ("--guard", "--ttl", "1200", "--heartbeat", "0.2")
+    options = ("--guard", "--ttl", "1200", "--renew-every", "0.2")
     slow = f"from holdfast.cli import run; run.GRACE = {PATIENCE}"
     with (
         Run(sqlite_url, *options, command=IN_ORDER, before=slow) as guarded,

@@ -203,11 +203,11 @@ def test_the_database_itself_refuses_a_session_that_looks(
     taken_for = dict.fromkeys(["lease_acquire", "purge"], statements("sqlite")["lease_list"])
     monkeypatch.setattr("holdfast.database.read_only.statements", lambda _: taken_for)
     before = contents(either)
-    with client.looking() as looking:
+    with client.read_only() as reader:
         with pytest.raises(holdfast.EngineError, match="read-only"):
-            looking.lease("x").acquire()
+            reader.lease("x").acquire()
         with pytest.raises(holdfast.EngineError, match="read-only"):
-            looking._engine.call("purge", {})
+            reader._engine.call("purge", {})
     assert contents(either) == before
 
 
@@ -224,8 +224,8 @@ def test_whoever_looks_waits_for_nobody_who_writes(sqlite_url: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as writer, holdfast.Client(sqlite_url) as client:
         client.lease("held").acquire()
         writer.execute("begin immediate")
-        with client.looking() as looking:
-            assert [each.name for each in looking.leases.list()] == ["held"]
+        with client.read_only() as reader:
+            assert [each.name for each in reader.leases.list()] == ["held"]
         writer.execute("rollback")
 
 

@@ -140,7 +140,7 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
             "lease_force_release_if": f"'import', {grant.fence}, 'jane', 'x'",
             "lease_recall": f"'import', {grant.fence}",
             "lease_wipe": f"'import', '{grant.token}'",
-            "lock_break": f"{held.pid}",
+            "lock_end_session": f"{held.pid}",
             "audit_begin": "'a', 's', 'jane', 'x'",
             "audit_note": "1, 1, null",
             "audit_end": "1, 'done'",
@@ -189,5 +189,5 @@ def test_an_operator_may_what_a_worker_may_and_the_rest(urls: tuple[str, str], w
 def test_the_doctor_is_content_with_both(urls: tuple[str, str]) -> None:
     for url, words in zip(urls, ("is a worker, and leaves audit_begin, ", "also those for operators"), strict=True):
         with holdfast.Client(url) as client:
-            [found] = [each for each in client.examine().findings if each.check == "privileges"]
+            [found] = [each for each in client.doctor().findings if each.check == "privileges"]
             assert (found.status, words in found.found) == ("ok", True), found

@@ -38,7 +38,7 @@ ONLY_POSTGRES = {
     "examine_tables": _SERVER,
     "listen": _NOTIFY,
     "lock_batch": _KERNEL,
-    "lock_break": "A process that holds a lock on SQLite is ended by its own system.",
+    "lock_end_session": "A process that holds a lock on SQLite is ended by its own system.",
     "lock_room": _KERNEL,
     "lock_try": _KERNEL,
     "lock_try_pair": _KERNEL,

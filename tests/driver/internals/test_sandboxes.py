@@ -189,7 +189,7 @@ def test_deleting_only_a_certain_run_spares_the_next_one_of_that_id(client: Proc
 
 
 def test_the_number_of_sandboxes_is_bounded(start: Callable[..., Daemon]) -> None:
-    client = start("--most", "2").client()
+    client = start("--limit", "2").client()
     client.create("a", ["true"])
     client.create("b", ["true"])
     with pytest.raises(holdfast.DriverError, match="2 sandboxes") as refused:

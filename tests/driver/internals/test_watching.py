@@ -128,7 +128,7 @@ def test_a_cursor_of_an_earlier_driver_is_refused_and_the_list_is_whole(start: C
 
 
 async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_something() -> None:
-    many = Events(most=3)
+    many = Events(limit=3)
     slow = many.since(many.position(many.cursor), 60)
     bookmark = await anext(slow)
     for number in range(3):
@@ -146,7 +146,7 @@ async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_so
 async def test_a_watch_that_nobody_reads_is_told_that_it_fell_behind(tmp_path: Path) -> None:
     """What the driver keeps for it is bounded, and so is what waits in the socket: the end is an error, not an end."""
     runs = FolderReconciler(tmp_path, 10, lambda _: None)
-    runs.events = Events(most=3)
+    runs.events = Events(limit=3)
     api = Api(runs, token=None, hosts=None)
     serving = await asyncio.start_unix_server(HttpServer(api.handle, lambda *_: None).serve, str(tmp_path / "s"))
     watch = holdfast.AsyncProcessDriver(f"unix:{tmp_path / 's'}").watch()
@@ -181,19 +181,19 @@ async def test_a_waiting_watcher_is_told_at_once() -> None:
 @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=SLOW)
 @given(st.lists(st.binary(max_size=60), max_size=12), st.integers(2, 40), st.integers(0, 6), st.integers(1, 9))
 def test_any_part_of_a_log_can_be_read(
-    tmp_path_factory: pytest.TempPathFactory, writes: list[bytes], most: int, lines: int, block: int
+    tmp_path_factory: pytest.TempPathFactory, writes: list[bytes], limit: int, lines: int, block: int
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(logs, "BLOCK", block)
-        log = OutputLog(most)
+        log = OutputLog(limit)
         for each in writes:
             log.add(each)
     whole = b"".join(writes)
     first, end = logs.bounds(folder)
     assert end == len(whole)
-    assert end - first <= most
+    assert end - first <= limit
     for offset in (0, first, (first + end) // 2, end):
         at, data = offset, b""
         while piece := logs.read(folder, at, block)[1]:

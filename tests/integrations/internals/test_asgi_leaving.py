@@ -268,11 +268,11 @@ async def test_what_is_too_large_to_be_kept_is_not_held_in_memory(client: holdfa
     tracemalloc.start()
     try:
         await app(one.scope, one.receive, send)
-        _, most = tracemalloc.get_traced_memory()
+        _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert sum(sizes) == len(piece) * count
-    assert most < 8 * len(piece)
+    assert limit < 8 * len(piece)
 
 
 def test_what_the_end_of_its_loop_interrupts_stays_half_done(sqlite_url: str) -> None:

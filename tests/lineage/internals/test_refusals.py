@@ -171,10 +171,10 @@ def test_a_sink_that_is_down_delays_and_parks_nothing(either: str) -> None:
 
 
 def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> None:
-    sink, most = RecordingSink(), 4
+    sink, limit = RecordingSink(), 4
 
     def down(events: Any) -> None:
-        if len(events) > most:
+        if len(events) > limit:
             raise TimeoutError("too many")
 
     sink.before = down
@@ -188,7 +188,7 @@ def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> 
         with pytest.raises(holdfast.SinkDown):
             relay.step()  # it took four, and then was given eight
         assert len(sink) == 4
-        most = 100
+        limit = 100
         assert relay.step() == 12
         assert deduplicated(sink) == sink
 
@@ -201,8 +201,8 @@ def test_what_is_too_much_to_be_read_in_time_is_read_in_parts(sqlite_url: str, m
 
         def slow(name: str, parameters: Any, **more: Any) -> Any:
             if name == "relay_read":
-                asked.append(parameters["most"])
-                if parameters["most"] > 3:
+                asked.append(parameters["limit"])
+                if parameters["limit"] > 3:
                     raise holdfast.EngineError("no answer in time")
             return call(name, parameters, **more)
 

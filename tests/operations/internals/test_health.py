@@ -63,7 +63,7 @@ def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch:
     [(before,)] = query(postgres_url, asked)
     with holdfast.Client(postgres_url) as client:
         assert client.operations.expire() == 0
-        assert len(client.operations.list(most=5)) == 5
+        assert len(client.operations.list(limit=5)) == 5
         assert client.operations.get("nobody's") is None
         found = {each.check: each.found for each in client.operations.health().findings}
     assert found["growth"].startswith("20000 operations, 23 of them since yesterday")

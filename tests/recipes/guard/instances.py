@@ -19,12 +19,12 @@ from tests.children import Child, eventually, query
 
 TTL, HEARTBEAT = 3.0, 0.5
 """Seconds. A process that stands still for so long loses its guard, as it must: for tests in which it is lost."""
-LONG: dict[str, Any] = {"ttl": 600.0, "heartbeat": 100.0}
+LONG: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0}
 """For tests in which it must not be lost. In the test process itself a lost guard would end all tests."""
 
 SYNC = """
 import atexit, os, sys, threading, time, logging, holdfast
-url, key, file, ttl, heartbeat, *flags = sys.argv[1:]
+url, key, file, ttl, renew_every, *flags = sys.argv[1:]
 logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.CRITICAL)
 work = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -52,7 +52,7 @@ client = holdfast.Client(url)
 GUARDED = (
     SYNC
     + """
-with client.guard(key, ttl=float(ttl), heartbeat=float(heartbeat), strict="strict" in flags) as grant:
+with client.guard(key, ttl=float(ttl), renew_every=float(renew_every), strict="strict" in flags) as grant:
     begin()
     line = sys.stdin.readline()
     if "raise" in line:
@@ -67,7 +67,7 @@ import asyncio
 
 async def main():
     async with holdfast.AsyncClient(url) as client:
-        async with client.guard(key, ttl=float(ttl), heartbeat=float(heartbeat), strict="strict" in flags) as grant:
+        async with client.guard(key, ttl=float(ttl), renew_every=float(renew_every), strict="strict" in flags) as grant:
             begin()
             line = await asyncio.to_thread(sys.stdin.readline) if not flags else await asyncio.sleep(1000)
 
@@ -86,10 +86,10 @@ class Instance(Child):
 
     def __init__(
         self, url: str, key: str, folder: Path, *flags: str, program: str = GUARDED, ttl: float = TTL,
-        heartbeat: float = HEARTBEAT,
+        renew_every: float = HEARTBEAT,
     ) -> None:  # fmt: skip
         self.url, self.key, self.file = url, key, folder / f"work of {key}"
-        super().__init__(program, url, key, self.file, ttl, heartbeat, *flags)
+        super().__init__(program, url, key, self.file, ttl, renew_every, *flags)
 
     def work(self) -> bytes:
         return self.file.read_bytes() if self.file.exists() else b""

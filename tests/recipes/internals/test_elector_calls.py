@@ -353,4 +353,4 @@ def test_a_replica_is_who_its_environment_says(sqlite_url: str, monkeypatch: pyt
     for name in named:
         monkeypatch.setenv(name, f"the {name}")
         for recipe in (client.elector("work"), client.shards("work", 4)):
-            assert recipe.holder.rpartition("/")[0] == f"the {name}"
+            assert recipe.holder.rsplit(":", 2)[0] == f"the {name}"

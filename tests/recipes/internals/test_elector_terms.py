@@ -16,7 +16,7 @@ from holdfast.recipes.elector_terms import (
     ElectorEvent,
     ElectorState,
     ElectorTerms,
-    replica_name,
+    replica_holder,
     transition,
 )
 
@@ -157,7 +157,11 @@ def test_timings_that_cannot_hold_are_refused(changed: dict[str, Any], message: 
 
 
 def test_a_replica_is_named_by_its_environment() -> None:
-    assert replica_name({"HOLDFAST_REPLICA_ID": "a", "HOSTNAME": "b"}, "c") == "a"
-    assert replica_name({"HOSTNAME": "b"}, "c") == "b"
-    assert replica_name({"HOSTNAME": ""}, "c") == "c"
-    assert replica_name({"HOSTNAME": "x\n" * 200}, "c") == ("x?" * 200)[:180]
+    def holder(environment: dict[str, str], given: str | None = None) -> str:
+        return replica_holder(given, environment, "c", 4711, "5f0c3a1b")
+
+    assert holder({"HOLDFAST_REPLICA_ID": "a", "HOSTNAME": "b"}) == "a:4711:5f0c3a"
+    assert holder({"HOSTNAME": "b"}) == "b:4711:5f0c3a"
+    assert holder({"HOSTNAME": ""}) == "c:4711:5f0c3a"
+    assert holder({"HOSTNAME": "x\n" * 200}) == f"{('x?' * 200)[:170]}:4711:5f0c3a"
+    assert holder({"HOSTNAME": "b"}, "me") == "me:5f0c3a"

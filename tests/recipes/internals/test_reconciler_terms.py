@@ -148,9 +148,9 @@ def test_a_payload_that_is_not_a_record_is_an_error(bad: Any) -> None:
 
 
 @given(st.integers(1, 10_000), st.floats(0.01, 86_400))
-def test_a_failing_driver_is_left_alone_for_longer_and_longer_but_not_for_ever(failures: int, most: float) -> None:
-    assert 0 < retry_delay(failures, most) <= min(60.0, max(most, 0.05))
-    assert retry_delay(failures, most) <= retry_delay(failures + 1, most)
+def test_a_failing_driver_is_left_alone_for_longer_and_longer_but_not_for_ever(failures: int, limit: float) -> None:
+    assert 0 < retry_delay(failures, limit) <= min(60.0, max(limit, 0.05))
+    assert retry_delay(failures, limit) <= retry_delay(failures + 1, limit)
 
 
 def test_a_watch_has_got_better_when_it_lasted_longer_than_it_would_be_left_alone() -> None:

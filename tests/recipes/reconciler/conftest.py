@@ -25,7 +25,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Retry a failing driver after 50 ms instead of up to a minute. Returns the number of failures at each retry."""
     asked: list[int] = []
 
-    def retry_delay(failures: int, most: float) -> float:
+    def retry_delay(failures: int, limit: float) -> float:
         asked.append(failures)
         return 0.05
 

@@ -169,7 +169,7 @@ def test_names_and_keys_are_never_labels() -> None:
 
 def test_however_many_datasets_are_made_up_there_are_no_more_series_than_asked_for() -> None:
     registry, reader = CollectorRegistry(), InMemoryMetricReader()
-    stops = [export(registry, most=3), instrument(meter_provider=MeterProvider([reader]), most=3)]
+    stops = [export(registry, limit=3), instrument(meter_provider=MeterProvider([reader]), limit=3)]
     for number in (0, 1, 0, 2, 3, 4, 5, 1):
         labels = {"pipeline": "etl", "task": "load", "dataset_id": f"of-user-{number}", "operation_type": "upsert"}
         emit("operation.replayed", **labels, sovereignty_event=True)
@@ -194,7 +194,7 @@ def test_however_many_datasets_are_made_up_there_are_no_more_series_than_asked_f
     }
     for wrong in (0, True, "many"):
         with pytest.raises(ValueError, match="most must be"):
-            export(CollectorRegistry(), most=wrong)  # type: ignore[arg-type]
+            export(CollectorRegistry(), limit=wrong)  # type: ignore[arg-type]
 
 
 def test_the_page_lists_every_metric_as_it_is() -> None:

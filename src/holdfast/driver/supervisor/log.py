@@ -8,16 +8,16 @@ import os
 class OutputLog:
     """At most two pieces, each named by the offset of its first byte, and each half of the limit."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self.end, self.dropped = max(most // 2, 1), 0, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self.end, self.dropped = max(limit // 2, 1), 0, 0
         self._pieces: list[int] = []
         self._file = -1
 
     def add(self, data: bytes) -> None:
         while data:
-            if not self._pieces or self.end - self._pieces[-1] >= self._most:
+            if not self._pieces or self.end - self._pieces[-1] >= self._limit:
                 self._rotate()
-            room = self._most - (self.end - self._pieces[-1])
+            room = self._limit - (self.end - self._pieces[-1])
             part, data = data[:room], data[room:]
             try:
                 written = os.write(self._file, part)

@@ -60,9 +60,9 @@ def execute(spec: dict[str, Any], run: str, output: int, go: int, failure: int, 
 
 def limit(limits: dict[str, int]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for name, most in limits.items():
+    for name, limit in limits.items():
         _, hard = resource.getrlimit(LIMITS[name])
-        at, by = most, most + (name == "cpu_seconds")  # XCPU, and KILL a second later
+        at, by = limit, limit + (name == "cpu_seconds")  # XCPU, and KILL a second later
         if hard != resource.RLIM_INFINITY:
             at, by = min(at, hard), min(by, hard)
         resource.setrlimit(LIMITS[name], (at, by))

@@ -103,17 +103,17 @@ async def missing_parts(gateway: Gateway, stored: StoredAgent) -> list[AgentComm
 async def list_all(client: holdfast.AsyncClient) -> AsyncIterator[StoredAgent]:
     """All agents, page by page."""
     after: str | None = None
-    while page := await client.objects.list("agent", after=after, most=PAGE):
+    while page := await client.objects.list("agent", after=after, limit=PAGE):
         for record in page:
             yield parse(record)
         after = page[-1].id
 
 
 async def list_parts(
-    client: holdfast.AsyncClient, kind: str, number: int, *, after: int = 0, most: int = PAGE
+    client: holdfast.AsyncClient, kind: str, number: int, *, after: int = 0, limit: int = PAGE
 ) -> list[Any]:
     """The records of commands, turns or summaries of one agent, after the one of that number."""
-    page = await client.objects.list(kind, after=key(number, after), most=most)
+    page = await client.objects.list(kind, after=key(number, after), limit=limit)
     return [record for record in page if record.id.startswith(f"{key(number)}.")]
 
 

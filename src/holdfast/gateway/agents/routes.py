@@ -97,7 +97,7 @@ async def advisory_locks(gateway: CurrentGateway) -> AdvisoryLocks:
 @router.get("/agents", responses=documented(422, 503))
 async def agents(gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentPage:
     """In the order of their numbers; the next page begins ``after`` the last one."""
-    page = await gateway.client.objects.list("agent", after=records.key(after), most=limit)
+    page = await gateway.client.objects.list("agent", after=records.key(after), limit=limit)
     return AgentPage(agents=[records.parse(record).agent for record in page])
 
 
@@ -169,7 +169,7 @@ async def _list_parts(client: holdfast.AsyncClient, kind: str, number: int, afte
     stored = await records.read_or_404(client, number)
     parts = {
         record.payload["number"]: record.payload
-        for record in await records.list_parts(client, kind, number, after=after, most=limit)
+        for record in await records.list_parts(client, kind, number, after=after, limit=limit)
     }
     for part in stored.pending:
         if records.kind_of(part) == kind and part.number > after and records.is_newer(part, parts.get(part.number)):

@@ -227,7 +227,7 @@ def problem_from_run(error: holdfast.HoldfastError, audit_entry: Callable[[], di
 def _audit_entry(client: holdfast.Client, name: str, actor: str, body: CommandRequest) -> dict[str, Any]:
     """The latest entry of this command, actor and reason in the audit; nulls when that cannot be read."""
     with suppress(holdfast.HoldfastError):
-        for entry in client.audit.list(most=20):
+        for entry in client.audit.list(limit=20):
             if (entry.action, entry.actor, entry.reason) == (name, actor, body.reason):
                 return {"entry": entry.id, "outcome": entry.outcome}
     return {"entry": None, "outcome": None}

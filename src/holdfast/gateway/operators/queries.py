@@ -19,7 +19,7 @@ from holdfast.problem_json import Problem
 router = APIRouter(prefix="/api", tags=["operators"], responses=documented(422, 503))
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
-Most = Annotated[int, Query(ge=1, le=1000, description="The maximum number of items.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="The maximum number of items.")]
 Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=PRINTABLE)]
 Status = Literal["success", "failure", "running", "partial"]
 Key = Annotated[
@@ -29,29 +29,29 @@ Key = Annotated[
 
 
 @router.get("/leases", summary="Leases and their holders, by name", response_model=models.LeasePage)
-async def leases(gateway: CurrentGateway, most: Most = 100, after: Text = None) -> Any:
+async def leases(gateway: CurrentGateway, limit: Limit = 100, after: Text = None) -> Any:
     records = await gateway.client.leases.list()
     rest = [record for record in records if after is None or record.name > after]
-    page = rest[:most]
-    return {"leases": page, "count": len(records), "next": page[-1].name if len(rest) > most else None}
+    page = rest[:limit]
+    return {"leases": page, "count": len(records), "next": page[-1].name if len(rest) > limit else None}
 
 
 @router.get("/history", summary="Grants that have ended, the latest first", response_model=models.HistoryList)
-async def history(gateway: CurrentGateway, name: Text = None, most: Most = 100) -> Any:
-    return {"history": await gateway.client.leases.history(name, most=most)}
+async def history(gateway: CurrentGateway, name: Text = None, limit: Limit = 100) -> Any:
+    return {"history": await gateway.client.leases.history(name, limit=limit)}
 
 
 @router.get("/locks", summary="Locks, their holders and waiters", response_model=models.LockList)
-async def locks(gateway: CurrentGateway, most: Most = 100) -> Any:
+async def locks(gateway: CurrentGateway, limit: Limit = 100) -> Any:
     records = await gateway.client.locks.list()
-    return {"locks": records[:most], "count": len(records)}
+    return {"locks": records[:limit], "count": len(records)}
 
 
 @router.get("/operations", summary="Operations, the latest first", response_model=models.OperationList)
 async def operations(
-    gateway: CurrentGateway, status: Status | None = None, dataset: Text = None, most: Most = 100
+    gateway: CurrentGateway, status: Status | None = None, dataset: Text = None, limit: Limit = 100
 ) -> Any:
-    return {"operations": await gateway.client.operations.list(status=status, dataset=dataset, most=most)}
+    return {"operations": await gateway.client.operations.list(status=status, dataset=dataset, limit=limit)}
 
 
 @router.get(
@@ -76,10 +76,10 @@ async def wal(
     after: Annotated[
         str | None, Query(pattern=r"^[0-9]{1,18}(/[0-9]{1,18}/[0-9]{1,18})?$", description="`next` of a page.")
     ] = None,
-    most: Most = 100,
+    limit: Limit = 100,
 ) -> Any:
     try:
-        page = await gateway.client.operations.read(after, most=most)
+        page = await gateway.client.operations.read(after, limit=limit)
     except holdfast.CursorExpired as error:
         raise Problem(410, str(error)) from None
     return {"wal": page.entries, "next": page.cursor}
@@ -88,10 +88,10 @@ async def wal(
 @router.get(
     "/outbox", summary="How far each relay is behind, and what its sink refused", response_model=models.RelayList
 )
-async def outbox(gateway: CurrentGateway, most: Most = 10) -> Any:
+async def outbox(gateway: CurrentGateway, limit: Limit = 10) -> Any:
     relays = []
     for relay in await gateway.client.relays.list():
-        refused = await gateway.client.relays.parked(relay.name, most=most) if relay.parked else []
+        refused = await gateway.client.relays.parked(relay.name, limit=limit) if relay.parked else []
         relays.append({**asdict(relay), "refused": refused})
     return {"relays": relays, "lag": max((relay["lag"] for relay in relays), default=0.0)}
 
@@ -101,10 +101,10 @@ async def reviews(
     gateway: CurrentGateway,
     status: Literal["open", "approved", "rejected", "reset", "done", "any"] = "open",
     key: Text = None,
-    most: Most = 100,
+    limit: Limit = 100,
 ) -> Any:
     return {
-        "reviews": await gateway.client.reviews.list(status=None if status == "any" else status, key=key, most=most)
+        "reviews": await gateway.client.reviews.list(status=None if status == "any" else status, key=key, limit=limit)
     }
 
 
@@ -126,5 +126,5 @@ async def gates(gateway: CurrentGateway) -> Any:
 
 
 @router.get("/audit", summary="What operators did and why, the latest first", response_model=models.AuditList)
-async def audit(gateway: CurrentGateway, most: Most = 100) -> Any:
-    return {"audit": await gateway.client.audit.list(most=most)}
+async def audit(gateway: CurrentGateway, limit: Limit = 100) -> Any:
+    return {"audit": await gateway.client.audit.list(limit=limit)}

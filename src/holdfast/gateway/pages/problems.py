@@ -150,7 +150,7 @@ def _locks(snapshot: Snapshot) -> Iterator[PageProblem]:
         for lock in snapshot.locks
         if not lock.granted and (lock.duration or 0) > MAX_WAIT
     ]
-    remedy = "Its holder is shown below. lock.break ends a session that is stuck."
+    remedy = "Its holder is shown below. lock.end ends a session that is stuck."
     one, many = "A lock is waited for too long", "locks are waited for too long"
     yield from _problem("warning", one, many, waiting, remedy, "locks")
 

@@ -132,7 +132,7 @@ class Backends:
         the record is deleted."""
         backends = {backend.id: backend for backend in await self.list()}
         after: str | None = None
-        while page := await self._client.objects.list(TYPE, after=after, most=_PAGE):
+        while page := await self._client.objects.list(TYPE, after=after, limit=_PAGE):
             for record in page:
                 backends.pop(record.id, None)
             after = page[-1].id

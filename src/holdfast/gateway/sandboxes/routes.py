@@ -74,7 +74,7 @@ async def list_(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Any:
     """In the order of their ids: what is created or deleted on other pages does not move a page."""
-    page = await gateway.client.objects.list(TYPE, labels=_parse_labels(label), after=after or None, most=limit)
+    page = await gateway.client.objects.list(TYPE, labels=_parse_labels(label), after=after or None, limit=limit)
     return {"items": [records.answer(record) for record in page], "next": page[-1].id if len(page) == limit else None}
 
 

@@ -40,11 +40,11 @@ class Answer(NamedTuple):
     body: bytes | None = b""
     """None if it was too large to be stored."""
 
-    def dump(self, allowed: Collection[str], most: int) -> bytes:
-        """The stored form: without headers that may not be repeated, and without a body beyond ``most`` bytes."""
+    def dump(self, allowed: Collection[str], limit: int) -> bytes:
+        """The stored form: without headers that may not be repeated, and without a body beyond ``limit`` bytes."""
         headers = [(name, value) for name, value in self.headers if name.lower() in allowed]
         complete = json.dumps([self.status, headers, True]).encode() + b"\n" + (self.body or b"")
-        if self.body is None or len(complete) > most:
+        if self.body is None or len(complete) > limit:
             return json.dumps([self.status, [], False]).encode() + b"\n"
         return complete
 

@@ -24,11 +24,11 @@ class UnknownEffect(BaseException):
 
 class Exchange:
     def __init__(
-        self, app: App, scope: Scope, receive: Receive, send: Send, body: bytes, *, most: int, linger: float
+        self, app: App, scope: Scope, receive: Receive, send: Send, body: bytes, *, limit: int, linger: float
     ) -> None:
         self._app, self._scope, self._from_client, self._to_client = app, scope, receive, send
         self._body: bytes | None = body
-        self._most, self._linger = most, linger
+        self._limit, self._linger = limit, linger
         self._call: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +126,7 @@ class Exchange:
     def _collect(self, body: bytes) -> None:
         if self._collected is not None:
             self._collected += body
-            if len(self._collected) > self._most:
+            if len(self._collected) > self._limit:
                 self._collected = None
 
     async def _flush(self) -> None:

@@ -82,7 +82,7 @@ class IdempotencyMiddleware:
         except Problem as error:
             return await send_problem(error, scope, send)
         _disable_response_extensions(scope)
-        exchange = Exchange(self.app, scope, receive, send, body, most=self._max_kept, linger=self._linger)
+        exchange = Exchange(self.app, scope, receive, send, body, limit=self._max_kept, linger=self._linger)
         work = asyncio.ensure_future(self._work(exchange, key, scope, body, send))
         self._working.add(work)
         work.add_done_callback(self._working.discard)

@@ -27,11 +27,11 @@ def check_functions(principal: Any, client: Any, on_partial: Any) -> None:
         raise ValueError(f'on_partial must be "refuse", "retry" or a function, not {on_partial!r}')
 
 
-def check_number(what: str, value: Any, least: float, most: float) -> Any:
+def check_number(what: str, value: Any, minimum: float, maximum: float) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number, not {type(value).__name__}")
-    if not least <= value <= most:
-        raise ValueError(f"{what} must be from {least} to {most}, not {value}")
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{what} must be from {minimum} to {maximum}, not {value}")
     return value
 
 

@@ -78,6 +78,6 @@ def malformed(why: ValueError) -> Problem:
     )
 
 
-def too_large(most: int) -> Problem:
-    detail = f"The body of a request with an Idempotency-Key may have {most} bytes at most."
+def too_large(limit: int) -> Problem:
+    detail = f"The body of a request with an Idempotency-Key may have {limit} bytes at most."
     return _problem(413, "too-large", "The request is too large", detail)

@@ -29,19 +29,19 @@ def fingerprint(scope: Scope, body: bytes) -> str:
     return _digest(scope.get("query_string") or b"", content_type.strip().lower(), body)
 
 
-async def read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
     """The whole body; None if the client disconnected before it was sent. Raises Problem if too large."""
     declared = header(scope, b"content-length") or b""
-    if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
-        raise too_large(most)
+    if declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
+        raise too_large(limit)
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")
-        if len(body) > most:
-            raise too_large(most)
+        if len(body) > limit:
+            raise too_large(limit)
         if not message.get("more_body", False):
             return bytes(body)
 

@@ -34,13 +34,13 @@ def _as_json(report: Report) -> str:
     return json.dumps({"ok": report.ok, "verdicts": verdicts, "figures": report.figures}, indent=2) + "\n"
 
 
-def _as_text(report: Report, most: int = 10) -> str:
+def _as_text(report: Report, limit: int = 10) -> str:
     lines = []
     for verdict in report.verdicts:
         lines.append(str(verdict))
-        lines += [f"    {violation}" for violation in verdict.violations[:most]]
-        if len(verdict.violations) > most:
-            lines.append(f"    and {len(verdict.violations) - most} more")
+        lines += [f"    {violation}" for violation in verdict.violations[:limit]]
+        if len(verdict.violations) > limit:
+            lines.append(f"    and {len(verdict.violations) - limit} more")
     return "\n".join(lines) + "\n"
 
 

@@ -289,17 +289,17 @@ def gauges_are_true(evidence: Evidence) -> CheckVerdict:
     readings, violations = evidence.infos("gauge"), []
     for reading in readings:
         start, end = reading.data["since"], reading.data["until"]
-        least = most = 0
+        minimum = maximum = 0
         for worker in reading.data["workers"]:
             for acquire in acquires[worker]:
                 over = acquire.completed if acquire.outcome == "fail" else ended.get(_grant(acquire), math.inf)
-                most += acquire.invoked <= end and over >= start
+                maximum += acquire.invoked <= end and over >= start
                 spans = beliefs[_grant(acquire)] if acquire.outcome == "ok" else ()
-                least += any(span.data["from"] <= start and end <= span.data["until"] for span in spans)
-        if not least <= reading.data["value"] <= most:
+                minimum += any(span.data["from"] <= start and end <= span.data["until"] for span in spans)
+        if not minimum <= reading.data["value"] <= maximum:
             violations.append(
                 f"{reading.worker} reported at {reading.time:.6f} that it holds {reading.data['value']}, but it held "
-                f"{least if least == most else f'{least} to {most}'}"
+                f"{minimum if minimum == maximum else f'{minimum} to {maximum}'}"
             )
     return CheckVerdict.of("C10", len(readings), violations)
 

@@ -50,7 +50,7 @@ def test_a_guard_left_with_a_transaction_open_that_it_protects_is_free_when_that
     """It cannot be given back before; and a process that goes on must not renew it for ever."""
     monkeypatch.setattr("holdfast.lease.grant._RELEASE_PATIENCE", 0.1)
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as connection:
-        with client.guard("key", ttl=600, heartbeat=0.1) as grant:
+        with client.guard("key", ttl=600, renew_every=0.1) as grant:
             grant.protect(connection)
         connection.rollback()
         eventually(lambda: client.leases.list() == [], "it is free")

@@ -104,7 +104,7 @@ def steal(instance: Instance, thief: holdfast.Client) -> float | None:
 @pytest.mark.timeout(600)
 def test_the_lease_is_stolen(postgres_url: str, tmp_path: Path) -> None:
     """With a TTL of ten minutes: it is the theft that ends them, and not the time."""
-    terms = LONG | {"heartbeat": 0.2}
+    terms = LONG | {"renew_every": 0.2}
     for _ in range(trials(1)):
         with instances(postgres_url, tmp_path, **terms) as guarded, holdfast.Client(postgres_url) as thief:
             for instance in guarded:
@@ -183,7 +183,7 @@ def test_the_first_process_of_a_container_executes_nothing_either(postgres_url: 
         pytest.skip("this system does not let us make a namespace")
 
     def begin() -> Instance:
-        return Instance(postgres_url, f"key {next(NUMBERS)}", tmp_path, program=CONTAINED, heartbeat=0.2)
+        return Instance(postgres_url, f"key {next(NUMBERS)}", tmp_path, program=CONTAINED, renew_every=0.2)
 
     for _ in range(trials(1)):
         pids: list[int] = []
@@ -236,7 +236,7 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(
     with ExitStack() as stack:
         ends = ("normal", "term", "raise")
         normal, term, raising = (
-            stack.enter_context(Instance(url, key, tmp_path, program=program, ttl=300, heartbeat=100)) for key in ends
+            stack.enter_context(Instance(url, key, tmp_path, program=program, ttl=300, renew_every=100)) for key in ends
         )
         for instance in (normal, term, raising):
             instance.expect("works")
@@ -304,14 +304,14 @@ def disarmed(instance: Instance) -> None:
 
 
 NESTED = "import holdfast.recipes.guard as guard; guard.margin = lambda ttl: 60.0\n" + GUARDED.replace(
-    "with client.guard", "outer = client.guard('outer', ttl=600, heartbeat=100)\nwith outer, client.guard"
+    "with client.guard", "outer = client.guard('outer', ttl=600, renew_every=100)\nwith outer, client.guard"
 )
 """With a minute to end in order before the kernel does it."""
 
 
 def test_of_two_guards_the_one_that_is_lost_ends_it_with_its_code(sqlite_url: str, tmp_path: Path) -> None:
     with (
-        Instance(sqlite_url, "key", tmp_path, program=NESTED, ttl=600, heartbeat=0.2) as instance,
+        Instance(sqlite_url, "key", tmp_path, program=NESTED, ttl=600, renew_every=0.2) as instance,
         holdfast.Client(sqlite_url) as thief,
     ):
         instance.expect("works")
@@ -338,7 +338,7 @@ FORKING = GUARDED.replace(
 def test_a_fork_that_leaves_the_block_takes_nothing_with_it(sqlite_url: str, tmp_path: Path) -> None:
 
     def begin() -> Instance:
-        return Instance(sqlite_url, f"key {next(NUMBERS)}", tmp_path, program=FORKING, heartbeat=0.2)
+        return Instance(sqlite_url, f"key {next(NUMBERS)}", tmp_path, program=FORKING, renew_every=0.2)
 
     def renewed(instance: Instance) -> int:
         heartbeat(instance)  # of the parent, which lives
@@ -359,7 +359,7 @@ def test_a_process_that_handles_the_signals_itself_is_ended_all_the_same(sqlite_
     deaf = "import signal; [signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGALRM)]; begin()"
     program = GUARDED.replace("begin()\n    line", f"{deaf}\n    line")
     with (
-        Instance(sqlite_url, "key", tmp_path, program=program, ttl=600, heartbeat=0.2) as instance,
+        Instance(sqlite_url, "key", tmp_path, program=program, ttl=600, renew_every=0.2) as instance,
         holdfast.Client(sqlite_url) as thief,
     ):
         instance.expect("works")
@@ -376,7 +376,7 @@ def test_a_thread_may_hold_it_and_the_process_ends_with_it(sqlite_url: str, tmp_
         + "\nthread = threading.Thread(target=hold)\nthread.start()\nthread.join()\n"
     )
     with (
-        Instance(sqlite_url, "key", tmp_path, program=program, ttl=600, heartbeat=0.2) as instance,
+        Instance(sqlite_url, "key", tmp_path, program=program, ttl=600, renew_every=0.2) as instance,
         holdfast.Client(sqlite_url) as thief,
     ):
         instance.expect("works")
@@ -397,7 +397,7 @@ def test_each_heartbeat_puts_the_timer_off(sqlite_url: str, monkeypatch: pytest.
 
     monkeypatch.setattr(KillTimer, "ends_at", armed)
     with holdfast.Client(sqlite_url) as client:
-        guard: Any = client.guard("key", ttl=600, heartbeat=0.05)
+        guard: Any = client.guard("key", ttl=600, renew_every=0.05)
         with guard as grant:
             eventually(lambda: len(moments) > 3, "three heartbeats")
             until = grant.trusted_until
@@ -410,7 +410,7 @@ def test_each_heartbeat_puts_the_timer_off(sqlite_url: str, monkeypatch: pytest.
 @pytest.mark.realtime
 def test_the_guard_outlives_a_busy_interpreter_and_many_heartbeats(sqlite_url: str, tmp_path: Path) -> None:
     """The timer of the kernel's is put off by each of them."""
-    with Instance(sqlite_url, "key", tmp_path, ttl=TTL, heartbeat=0.1) as instance:
+    with Instance(sqlite_url, "key", tmp_path, ttl=TTL, renew_every=0.1) as instance:
         instance.expect("works")
         begun = ends_at(sqlite_url, "key")
         eventually(lambda: ends_at(sqlite_url, "key") > begun + TTL, "it has lived for longer than a TTL")

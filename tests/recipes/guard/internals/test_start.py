@@ -47,7 +47,7 @@ import psycopg, holdfast.client, holdfast.recipes.guard, holdfast.database.postg
 def instance(go, over):
     os.read(go, 1)
     work = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with holdfast.Client(url) as client, client.guard("system:orchestrator:guard_lock", ttl=600, heartbeat=100):
+    with holdfast.Client(url) as client, client.guard("system:orchestrator:guard_lock", ttl=600, renew_every=100):
         os.write(work, b"x")
         os.read(over, 1)  # until the other has ended
 
@@ -205,7 +205,7 @@ def test_paused_between_the_grant_and_the_gate_it_does_nothing_when_it_goes_on(e
     program = failing("after:lease_acquire=stop@1", GUARDED)
     with (
         holdfast.Client(either) as client,
-        Instance(either, "key", tmp_path, program=program, ttl=0.5, heartbeat=0.2) as instance,
+        Instance(either, "key", tmp_path, program=program, ttl=0.5, renew_every=0.2) as instance,
     ):
         client.leases.list()  # the file is there
         eventually(lambda: rows(either)["lease"] == 1, "it is granted")
@@ -241,13 +241,11 @@ def test_the_owner_is_this_very_instance_and_the_key_is_as_given(connect: Any, e
         assert again.fence > grant.fence
 
 
-@pytest.mark.parametrize(("ttl", "heartbeat"), [(5, 5), (6, 5), (9.9, 5), (5, 10), (15, 0), (0, 0), (15, "5")])
-def test_a_ttl_that_is_not_clearly_above_the_heartbeat_is_refused(
-    connect: Any, tmp_path: Path, ttl: Any, heartbeat: Any
-) -> None:
+@pytest.mark.parametrize(("ttl", "renew_every"), [(5, 5), (6, 5), (9.9, 5), (5, 10), (15, 0), (0, 0), (15, "5")])
+def test_an_interval_above_half_of_the_ttl_is_refused(connect: Any, tmp_path: Path, ttl: Any, renew_every: Any) -> None:
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
-    with pytest.raises((ValueError, TypeError), match=r"ttl|heartbeat"):
-        client.guard("key", ttl=ttl, heartbeat=heartbeat)
+    with pytest.raises((ValueError, TypeError), match=r"ttl|renew_every"):
+        client.guard("key", ttl=ttl, renew_every=renew_every)
     assert list(tmp_path.iterdir()) == []
 
 

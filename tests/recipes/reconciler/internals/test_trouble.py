@@ -119,12 +119,12 @@ def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(
         assert replica.counts.sweeps_abandoned == 0
 
 
-def wait_for_others(yard: FakeDriver, most: int) -> Callable[[str], None]:
+def wait_for_others(yard: FakeDriver, limit: int) -> Callable[[str], None]:
     """A hook in which each waits until as many are inside as there may be; and the first of them for one too many."""
-    first = iter(range(most))
+    first = iter(range(limit))
 
     def wait(_: str) -> None:
-        eventually(lambda: yard.most_inside >= most, "the others come, too")
+        eventually(lambda: yard.most_inside >= limit, "the others come, too")
         if next(first, None) is not None:
             pass_time(0.1)
 
@@ -161,8 +161,8 @@ def test_of_many_events_no_more_are_worked_on_than_allowed(place: Place, yard: F
 class Sessions:
     """A hook that waits until ``most`` are in it, in either flavour, and counts them."""
 
-    def __init__(self, most: int) -> None:
-        self._mutex, self._most, self._inside, self.most_inside = threading.Lock(), most, 0, 0
+    def __init__(self, limit: int) -> None:
+        self._mutex, self._limit, self._inside, self.most_inside = threading.Lock(), limit, 0, 0
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -177,13 +177,13 @@ class Sessions:
 
     def blocking(self, id: str) -> bool:
         with self._counted():
-            eventually(lambda: self.most_inside >= self._most, "the others come")
+            eventually(lambda: self.most_inside >= self._limit, "the others come")
             time.sleep(0.005)
             return True
 
     async def on_a_loop(self, id: str) -> bool:
         with self._counted():
-            await until(lambda: self.most_inside >= self._most, "the others come")
+            await until(lambda: self.most_inside >= self._limit, "the others come")
             await asyncio.sleep(0.005)
             return True
 

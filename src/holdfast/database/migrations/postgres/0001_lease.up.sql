@@ -495,7 +495,7 @@ begin
      order by l.name;
 end $$;
 
-create function holdfast.lease_history(only_name text default null, most integer default 100)
+create function holdfast.lease_history(only_name text default null, max_rows integer default 100)
 returns table (name text, holder text, host text, pid int, fence bigint, acquired_at double precision, ended_at double precision,
                outcome text, actor text, reason text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -504,7 +504,7 @@ begin
     return query select h.name, h.holder, h.host, h.pid, h.fence, extract(epoch from h.acquired_at)::double precision,
            extract(epoch from h.ended_at)::double precision, h.outcome, h.actor, h.reason
       from holdfast.history h where only_name is null or h.name = only_name
-     order by h.id desc limit most;
+     order by h.id desc limit max_rows;
 end $$;
 
 -- Rolling back a savepoint also releases the row lock that was taken in it. xmax names the locker: this transaction, one of

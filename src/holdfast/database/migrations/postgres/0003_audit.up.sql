@@ -63,22 +63,22 @@ begin
 end $$;
 
 -- Not SECURITY DEFINER: the caller needs the privilege to end the session.
-create function holdfast.lock_break(pid integer) returns text
+create function holdfast.lock_end_session(pid integer) returns text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    if lock_break.pid = pg_backend_pid() then
+    if lock_end_session.pid = pg_backend_pid() then
         return 'refused: it is the caller''s own session';
     end if;
-    if not exists (select from pg_locks l where l.pid = lock_break.pid and l.locktype = 'advisory'
+    if not exists (select from pg_locks l where l.pid = lock_end_session.pid and l.locktype = 'advisory'
                       and l.database = (select d.oid from pg_database d where d.datname = current_database())) then
         return 'refused: it neither holds nor waits for an advisory lock in this database';
     end if;
-    return case when pg_terminate_backend(lock_break.pid, 5000) then 'ended' else 'signalled, but still running after 5 s' end;
+    return case when pg_terminate_backend(lock_end_session.pid, 5000) then 'ended' else 'signalled, but still running after 5 s' end;
 exception when insufficient_privilege then
     return 'refused: ' || left(sqlerrm, 180);
 end $$;
 
 revoke all on function holdfast.audit_begin(text, text, text, text, jsonb), holdfast.audit_end(bigint, text),
-                       holdfast.lock_label(oid, oid, smallint), holdfast.lock_break(integer) from public;
+                       holdfast.lock_label(oid, oid, smallint), holdfast.lock_end_session(integer) from public;
 
 insert into holdfast.schema_version (version, name) values (3, 'audit');

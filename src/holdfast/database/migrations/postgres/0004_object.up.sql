@@ -385,7 +385,7 @@ begin
 end $$;
 
 -- Ordered by id, starting behind "after": inserts and deletes on earlier pages do not shift this one.
-create function holdfast.object_list(type text, selector jsonb, after text, most int)
+create function holdfast.object_list(type text, selector jsonb, after text, max_rows int)
 returns table (id text, name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 #variable_conflict use_column
@@ -394,7 +394,7 @@ begin
            date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x
      where x.type = object_list.type and x.id > coalesce(after, '') and x.labels @> coalesce(selector, '{}')
-     order by x.type, x.id limit most;
+     order by x.type, x.id limit max_rows;
 end $$;
 
 -- The cursor from which to watch every later commit, and the highest version.
@@ -408,9 +408,9 @@ begin
 end $$;
 
 -- Changes committed between the snapshots "since" and "until" (default: now), with a place above "after". The page is
--- the last one if it has fewer than "most" rows; it ends with a row without a version. expired: changes may be missing,
+-- the last one if it has fewer than max_rows rows; it ends with a row without a version. expired: changes may be missing,
 -- because some were trimmed, or the cursor is of another epoch, or it is ahead of this database, which was set back.
-create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, most int, listening boolean)
+create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, max_rows int, listening boolean)
 returns table (snapshot pg_snapshot, place bigint, version bigint, type text, id text, kind text, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -432,13 +432,13 @@ begin
         select x.* from holdfast.object_change x where x.xid = any (array(select pg_snapshot_xip(since)))) c
      where c.version >> 40 = epoch and c.place > coalesce(after, 0) and (only_type is null or c.type = only_type)
        and pg_visible_in_snapshot(c.xid, upto)
-     order by c.place limit most;
+     order by c.place limit max_rows;
     get diagnostics number = row_count;
     -- Checked last: rows that are trimmed after this have been read.
     if epoch <> holdfast.object_epoch() or pg_snapshot_xmax(since) > pg_snapshot_xmax(pg_current_snapshot())
        or exists (select from holdfast.object_trimmed t where t.epoch = object_changes.epoch and t.xid >= pg_snapshot_xmin(since)) then
         return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, true;
-    elsif number < most then
+    elsif number < max_rows then
         return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, false;
     end if;
 end $$;

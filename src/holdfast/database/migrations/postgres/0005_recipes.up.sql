@@ -186,7 +186,7 @@ begin
     return found;
 end $$;
 
-create function holdfast.audit_list(most integer default 100)
+create function holdfast.audit_list(max_rows integer default 100)
 returns table (id bigint, at double precision, actor text, role text, action text, subject text, reason text, fence bigint, detail jsonb,
                outcome text, ended_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -194,7 +194,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query select a.id, extract(epoch from a.at)::double precision, a.actor, a.role, a.action, a.subject, a.reason, a.fence, a.detail,
            a.outcome, extract(epoch from a.ended_at)::double precision
-      from holdfast.audit a order by a.id desc limit most;
+      from holdfast.audit a order by a.id desc limit max_rows;
 end $$;
 
 -- The members of one set of shards, and the holder of each shard, without reading the other leases.

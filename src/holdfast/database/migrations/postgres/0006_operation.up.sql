@@ -364,7 +364,7 @@ begin
     end if;
 end $$;
 
-create function holdfast.operation_list(only_status text, only_dataset text, only_key text, most int)
+create function holdfast.operation_list(only_status text, only_dataset text, only_key text, max_rows int)
 returns table (key text, label text, status text, alive boolean, attempt int, fence bigint, pipeline text, task text, dataset text, operation text,
                result_hash text, error text, pointer text, rollback text, owner text, effect_started boolean, failures int,
                created_at double precision, updated_at double precision,
@@ -379,16 +379,16 @@ begin
       from holdfast.idempotency_log g
      where (only_status is null or g.status = only_status) and (only_dataset is null or g.dataset_id = only_dataset)
        and (only_key is null or g.idem_key = only_key)
-     order by g.updated_at desc, g.idem_key limit most;
+     order by g.updated_at desc, g.idem_key limit max_rows;
 end $$;
 
 -- The chain of one operation, from an entry onwards.
-create function holdfast.operation_entries(key text, after_number int, most int) returns table (number int, entries text)
+create function holdfast.operation_entries(key text, after_number int, max_rows int) returns table (number int, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select w.number, w.entries from holdfast.wal w
-     where w.idem_key = operation_entries.key and w.number > coalesce(after_number, 0) order by w.number limit most;
+     where w.idem_key = operation_entries.key and w.number > coalesce(after_number, 0) order by w.number limit max_rows;
 end $$;
 
 -- Open a review, at most one per operation and reason at a time; returns its id.
@@ -429,7 +429,7 @@ begin
     return found;
 end $$;
 
-create function holdfast.review_list(only_status text, only_id bigint, only_key text, most int)
+create function holdfast.review_list(only_status text, only_id bigint, only_key text, max_rows int)
 returns table (id bigint, key text, label text, dataset text, operation text, reason text, detail text, opened_at double precision, status text,
                actor text, answer text, closed_at double precision, spent_at double precision)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -440,7 +440,7 @@ begin
            r.status, r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision
       from holdfast.review_now r
      where (only_status is null or r.status = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
-     order by r.id limit most;
+     order by r.id limit max_rows;
 end $$;
 
 -- Approve or reject. False if the review is closed already, or the operation has succeeded since.

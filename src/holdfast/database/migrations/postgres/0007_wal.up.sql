@@ -5,7 +5,7 @@ create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 
 -- The keys of a page of operations; "after" is the last key of the previous page. Includes keys that only one of the two
 -- tables has: their rows were deleted from the other one.
-create function holdfast.wal_keys(only_key text, since double precision, after text, most int) returns table (key text)
+create function holdfast.wal_keys(only_key text, since double precision, after text, max_rows int) returns table (key text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 declare
     begun timestamptz := to_timestamp(since);
@@ -15,22 +15,22 @@ begin
     return query
     (select g.idem_key from holdfast.idempotency_log g
       where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
-      order by 1 limit most)
+      order by 1 limit max_rows)
     union
     (select w.idem_key from holdfast.wal w
       where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
-      group by 1 order by 1 limit most)
-    order by 1 limit most;
+      group by 1 order by 1 limit max_rows)
+    order by 1 limit max_rows;
 end $$;
 
 -- The keys that were written last, in either table.
-create function holdfast.wal_latest(most int) returns table (key text)
+create function holdfast.wal_latest(max_rows int) returns table (key text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query
-    (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit most)
+    (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit max_rows)
     union
-    select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w;
+    select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit max_rows) w;
 end $$;
 
 -- The chains of these keys, with the log's row of each. keep: for how many seconds the result was to be stored.
@@ -65,7 +65,7 @@ end $$;
 -- Entries in the order of the commits, which is the same for every reader. A row is returned only when no open transaction
 -- can come before it. "after" is the end of the previous page; a cursor from before a failover or a restore is not valid, and
 -- returns only the epoch.
-create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, most int)
+create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, max_rows int)
 returns table (epoch bigint, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -76,7 +76,7 @@ begin
         return query select now_epoch, w.horizon, w.place, w.idem_key, w.entries from holdfast.wal w
          where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
            and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
-         order by w.horizon, w.place limit most;
+         order by w.horizon, w.place limit max_rows;
     end if;
     if not found then
         return query select now_epoch, null::xid8, null::bigint, null::text, null::text;
@@ -96,14 +96,14 @@ create trigger wal_settle after update on holdfast.meta for each row
     when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.wal_settle();
 
 -- Delete expired results. The operation stays done, and the hash of its result stays.
-create function holdfast.operation_expire(most int, out gone int)
+create function holdfast.operation_expire(max_rows int, out gone int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     at timestamptz := clock_timestamp();
 begin
     update holdfast.idempotency_log g set result = null where g.idem_key in (
         select e.idem_key from holdfast.idempotency_log e where e.result is not null and e.expires_at <= at
-         order by e.expires_at limit most for update skip locked);
+         order by e.expires_at limit max_rows for update skip locked);
     get diagnostics gone = row_count;
 end $$;
 

@@ -37,7 +37,7 @@ create index outbox_key on holdfast.outbox (idem_key);
 
 -- Rows of the log in the order of wal_read, each with everything its events need: the log's columns, the earlier entries of the
 -- operation if one ends here, and its outbox.
-create function holdfast.relay_read(after_horizon xid8, after_place bigint, most int)
+create function holdfast.relay_read(after_horizon xid8, after_place bigint, max_rows int)
 returns table (horizon xid8, place bigint, key text, number int, entries text, before text, outbox text, label text, pipeline text,
                task text, dataset text,
                operation text, checksum text, params_hash text)
@@ -54,7 +54,7 @@ begin
       from holdfast.wal w left join holdfast.idempotency_log g on g.idem_key = w.idem_key
      where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
        and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
-     order by w.horizon, w.place limit most;
+     order by w.horizon, w.place limit max_rows;
 end $$;
 
 -- The cursor of the relay; a new relay starts at the beginning. lag: the age of the first unpublished row, even if relay_read
@@ -121,13 +121,13 @@ begin
      order by 1;
 end $$;
 
-create function holdfast.relay_parked(name text, only_again boolean, most int)
+create function holdfast.relay_parked(name text, only_again boolean, max_rows int)
 returns table (id text, key text, event text, problem text, tries int, parked_at double precision, again boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select p.id, p.idem_key, p.event, p.problem, p.tries, extract(epoch from p.parked_at)::double precision, p.again
-      from holdfast.parked p where p.relay = relay_parked.name and (p.again or not only_again) order by p.parked_at, p.id limit most;
+      from holdfast.parked p where p.relay = relay_parked.name and (p.again or not only_again) order by p.parked_at, p.id limit max_rows;
 end $$;
 
 -- Ask the relay to retry one parked event, or all of them.
