@@ -23,18 +23,18 @@ class SlowDriver:
     """Has a backend for every record, and takes 5 ms to answer."""
 
     def __init__(self, count: int, word: str) -> None:
-        ready = holdfast.BackendCondition("Ready", True, word)
-        self._backends = {id: holdfast.Backend(id, (ready,)) for id in map(_id, range(count))}
+        ready = holdfast.reconciler.BackendCondition("Ready", True, word)
+        self._backends = {id: holdfast.reconciler.Backend(id, (ready,)) for id in map(_id, range(count))}
 
-    async def list(self) -> list[holdfast.Backend]:
+    async def list(self) -> list[holdfast.reconciler.Backend]:
         await asyncio.sleep(ANSWERS_IN)
         return list(self._backends.values())
 
-    async def get(self, id: str) -> holdfast.Backend | None:
+    async def get(self, id: str) -> holdfast.reconciler.Backend | None:
         await asyncio.sleep(ANSWERS_IN)
         return self._backends.get(id)
 
-    async def watch(self) -> AsyncIterator[holdfast.DriverEvent | None]:
+    async def watch(self) -> AsyncIterator[holdfast.reconciler.DriverEvent | None]:
         while True:
             yield None
             await asyncio.sleep(1)

@@ -22,7 +22,7 @@ METAPHORS = frozenset(
 GERUNDS = frozenset({"formatting", "testing"})
 """Modules that may end in -ing: the field's own words for the package for tests, and for the formatting of values."""
 PUBLIC = frozenset({"Event"})
-"""A class name that two public modules have: ``holdfast.Event`` and ``holdfast.testing.Event``."""
+"""A class name that two public modules have: ``holdfast.lineage.Event`` and ``holdfast.testing.Event``."""
 UNIX_USER = "testing/server_user.py"
 """Has a user of that name."""
 EMPTY = frozenset({"told", "found", "said", "known", "made"})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast import Backend, BackendCondition, DriverEvent
+from holdfast.reconciler import Backend, BackendCondition, DriverEvent
 
 
 class Folders:

@@ -1,158 +1,190 @@
-"""Leases, locks and run-once operations for Python services, on the database they already have."""
+"""Leases, locks and run-once operations for Python services, on the database they already have.
+
+The names below are imported on first use. Further public names are in ``holdfast.governance``, ``holdfast.lineage``,
+``holdfast.geo`` and ``holdfast.reconciler``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.lazy_names import lazy_names
+
 if TYPE_CHECKING:
+    from holdfast import geo, governance, lineage, reconciler
     from holdfast.client import Client
     from holdfast.client_async import AsyncClient
-    from holdfast.driver.client import ProcessDriver
-    from holdfast.driver.client_async import AsyncProcessDriver
     from holdfast.errors import (
         AcquireTimeout,
         AlreadyExists,
+        Busy,
         Conflict,
         CursorExpired,
         DriverError,
         EngineError,
         FencedOut,
+        GrantLost,
         HoldfastError,
         KeyReused,
         LeaseLost,
+        LockLost,
         LockReentered,
         NotAcquired,
         OperationFailed,
         OperationInProgress,
         OwnershipUnknown,
         PolicyDenied,
+        Refused,
         SchemaMismatch,
         SessionUnsafe,
         SinkDown,
+        Unanswered,
+        Unreachable,
     )
-    from holdfast.geo import is_masked, mask_h3
-    from holdfast.governance.dataset import Dataset
-    from holdfast.governance.policy import Allow, Deny, Policy, PolicyContext, Review
     from holdfast.inherited_lease import inherited
     from holdfast.keys import OperationKey, time_bucket
+    from holdfast.lease.grant import LeaseGrant
+    from holdfast.lease.grant_async import AsyncLeaseGrant
+    from holdfast.lease.handle import Lease
+    from holdfast.lease.handle_async import AsyncLease
     from holdfast.lease.records import LeaseRecord
     from holdfast.lock.file_lock import file_lock
+    from holdfast.lock.grant import LockGrant
+    from holdfast.lock.grant_async import AsyncLockGrant
+    from holdfast.lock.handle import Lock
+    from holdfast.lock.handle_async import AsyncLock
     from holdfast.lock.records import LockRecord
     from holdfast.lock.rows import row_lock
     from holdfast.objects.model import MatchVersion, MustCreate, ObjectRecord, Unconditional
     from holdfast.operations.checksums import checksum_file
-    from holdfast.operations.energy import Energy, Estimate
-    from holdfast.operations.events import Event
-    from holdfast.operations.lineage_terms import Contract
-    from holdfast.operations.outcome import OperationRecord
-    from holdfast.recipes.protocols import Driver
-    from holdfast.recipes.protocols_async import AsyncDriver
-    from holdfast.reconciler import Backend, BackendCondition, DriverEvent, Phase
+    from holdfast.operations.operation import Operation
+    from holdfast.operations.operation_async import AsyncOperation
+    from holdfast.operations.outcome import OperationRecord, Outcome
+    from holdfast.recipes.elector import Elector, Term
+    from holdfast.recipes.elector_async import AsyncElector, AsyncTerm
+    from holdfast.recipes.guard import Guard
+    from holdfast.recipes.guard_async import AsyncGuard
+    from holdfast.recipes.shards import Shards
+    from holdfast.recipes.shards_async import AsyncShards
+    from holdfast.recipes.slots import Slot, Slots
+    from holdfast.recipes.slots_async import AsyncSlot, AsyncSlots
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Allow": "holdfast.governance.policy",
+_HOMES = {
     "AsyncClient": "holdfast.client_async",
-    "AsyncDriver": "holdfast.recipes.protocols_async",
-    "AsyncProcessDriver": "holdfast.driver.client_async",
-    "Backend": "holdfast.reconciler",
-    "BackendCondition": "holdfast.reconciler",
+    "AsyncElector": "holdfast.recipes.elector_async",
+    "AsyncGuard": "holdfast.recipes.guard_async",
+    "AsyncLease": "holdfast.lease.handle_async",
+    "AsyncLeaseGrant": "holdfast.lease.grant_async",
+    "AsyncLock": "holdfast.lock.handle_async",
+    "AsyncLockGrant": "holdfast.lock.grant_async",
+    "AsyncOperation": "holdfast.operations.operation_async",
+    "AsyncShards": "holdfast.recipes.shards_async",
+    "AsyncSlot": "holdfast.recipes.slots_async",
+    "AsyncSlots": "holdfast.recipes.slots_async",
+    "AsyncTerm": "holdfast.recipes.elector_async",
     "Client": "holdfast.client",
-    "Contract": "holdfast.operations.lineage_terms",
-    "Dataset": "holdfast.governance.dataset",
-    "Deny": "holdfast.governance.policy",
-    "Driver": "holdfast.recipes.protocols",
-    "DriverEvent": "holdfast.reconciler",
-    "Energy": "holdfast.operations.energy",
-    "Estimate": "holdfast.operations.energy",
-    "Event": "holdfast.operations.events",
+    "Elector": "holdfast.recipes.elector",
+    "Guard": "holdfast.recipes.guard",
+    "Lease": "holdfast.lease.handle",
+    "LeaseGrant": "holdfast.lease.grant",
     "LeaseRecord": "holdfast.lease.records",
+    "Lock": "holdfast.lock.handle",
+    "LockGrant": "holdfast.lock.grant",
     "LockRecord": "holdfast.lock.records",
-    "ObjectRecord": "holdfast.objects.model",
-    "OperationKey": "holdfast.keys",
-    "OperationRecord": "holdfast.operations.outcome",
-    "Phase": "holdfast.reconciler",
-    "Policy": "holdfast.governance.policy",
-    "PolicyContext": "holdfast.governance.policy",
-    "ProcessDriver": "holdfast.driver.client",
-    "Review": "holdfast.governance.policy",
-    "checksum_file": "holdfast.operations.checksums",
-    "file_lock": "holdfast.lock.file_lock",
     "MatchVersion": "holdfast.objects.model",
     "MustCreate": "holdfast.objects.model",
+    "ObjectRecord": "holdfast.objects.model",
+    "Operation": "holdfast.operations.operation",
+    "OperationKey": "holdfast.keys",
+    "OperationRecord": "holdfast.operations.outcome",
+    "Outcome": "holdfast.operations.outcome",
+    "Shards": "holdfast.recipes.shards",
+    "Slot": "holdfast.recipes.slots",
+    "Slots": "holdfast.recipes.slots",
+    "Term": "holdfast.recipes.elector",
     "Unconditional": "holdfast.objects.model",
+    "checksum_file": "holdfast.operations.checksums",
+    "file_lock": "holdfast.lock.file_lock",
     "inherited": "holdfast.inherited_lease",
-    "is_masked": "holdfast.geo",
-    "mask_h3": "holdfast.geo",
     "row_lock": "holdfast.lock.rows",
     "time_bucket": "holdfast.keys",
 }
 __all__ = [
     "AcquireTimeout",
-    "Allow",
     "AlreadyExists",
     "AsyncClient",
-    "AsyncDriver",
-    "AsyncProcessDriver",
-    "Backend",
-    "BackendCondition",
+    "AsyncElector",
+    "AsyncGuard",
+    "AsyncLease",
+    "AsyncLeaseGrant",
+    "AsyncLock",
+    "AsyncLockGrant",
+    "AsyncOperation",
+    "AsyncShards",
+    "AsyncSlot",
+    "AsyncSlots",
+    "AsyncTerm",
+    "Busy",
     "Client",
     "Conflict",
-    "Contract",
     "CursorExpired",
-    "Dataset",
-    "Deny",
-    "Driver",
     "DriverError",
-    "DriverEvent",
-    "Energy",
+    "Elector",
     "EngineError",
-    "Estimate",
-    "Event",
     "FencedOut",
+    "GrantLost",
+    "Guard",
     "HoldfastError",
     "KeyReused",
+    "Lease",
+    "LeaseGrant",
     "LeaseLost",
     "LeaseRecord",
+    "Lock",
+    "LockGrant",
+    "LockLost",
     "LockRecord",
     "LockReentered",
     "MatchVersion",
     "MustCreate",
     "NotAcquired",
     "ObjectRecord",
+    "Operation",
     "OperationFailed",
     "OperationInProgress",
     "OperationKey",
     "OperationRecord",
+    "Outcome",
     "OwnershipUnknown",
-    "Phase",
-    "Policy",
-    "PolicyContext",
     "PolicyDenied",
-    "ProcessDriver",
-    "Review",
+    "Refused",
     "SchemaMismatch",
     "SessionUnsafe",
+    "Shards",
     "SinkDown",
+    "Slot",
+    "Slots",
+    "Term",
+    "Unanswered",
     "Unconditional",
+    "Unreachable",
     "checksum_file",
     "file_lock",
+    "geo",
+    "governance",
     "inherited",
-    "is_masked",
-    "mask_h3",
+    "lineage",
+    "reconciler",
     "row_lock",
     "time_bucket",
 ]
 
-
-def __dir__() -> list[str]:
-    """What there is to find, before any of it is imported."""
-    return [*__all__, "__version__"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(__import__(_HOME.get(name, "holdfast.errors"), fromlist=[name]), name)
-    return value
+if not TYPE_CHECKING:  # a module-level __getattr__ would make every misspelt name valid to a type checker
+    _SUBMODULES = ("geo", "governance", "lineage", "reconciler")
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {name: _HOMES.get(name, "holdfast.errors") for name in __all__ if name not in _SUBMODULES},
+        _SUBMODULES,
+    )

@@ -54,8 +54,8 @@ class Client:
     ``prepared=False``: use no prepared statements, for a connection pooler that loses them; most poolers are detected.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
     to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
-    may do to which datasets: a ``holdfast.Policy``, or a function of a context. ``energy``, a ``holdfast.Energy``, says
-    what their execution is estimated to cost. Nothing is opened before it is needed.
+    may do to which datasets: a ``holdfast.governance.Policy``, or a function of a context. ``energy``, a
+    ``holdfast.lineage.Energy``, says what their execution is estimated to cost. Nothing is opened before it is needed.
     """
 
     def __init__(

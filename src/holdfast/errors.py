@@ -4,7 +4,9 @@
     ├ NotAcquired            another holder has it
     │   ├ AcquireTimeout     … and still had it after the timeout (also a TimeoutError)
     │   └ LockReentered      … and that is the caller itself: waiting would never end
-    ├ LeaseLost              it was held, and is certainly lost
+    ├ GrantLost              it was held, and is certainly lost
+    │   ├ LeaseLost
+    │   └ LockLost
     ├ OwnershipUnknown       the database did not answer before trust in it ended
     ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
     ├ Conflict               the object is not at the version that was expected
@@ -19,6 +21,10 @@
     ├ DriverError            the driver of sandboxes refused, or could not be reached
     ├ SinkDown               the sink of a relay accepts nothing at present
     └ EngineError            the database driver's error is its __cause__
+        ├ Unreachable        no connection: nothing was sent
+        │   └ Busy           other calls kept the connection occupied: nothing was sent
+        ├ Unanswered         sent, and not answered: it may or may not have happened
+        └ Refused            the server answered with an error: it did not happen
 
 Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
 """
@@ -53,8 +59,16 @@ class LockReentered(NotAcquired):
     is still held."""
 
 
-class LeaseLost(HoldfastError):
+class GrantLost(HoldfastError):
     """It was held, and is certainly lost. The work under it must stop."""
+
+
+class LeaseLost(GrantLost):
+    """The lease expired, was released, or was taken away."""
+
+
+class LockLost(GrantLost):
+    """The lock was released, or was lost with the session or the file that held it."""
 
 
 class OwnershipUnknown(HoldfastError):
@@ -161,7 +175,7 @@ class Unreachable(EngineError):
 
 
 class Busy(Unreachable):
-    """The connection is well, but others kept it from its turn: nothing happened, and nothing is lost with it."""
+    """The connection works, but other calls kept it occupied: nothing was sent, so nothing happened."""
 
 
 class Unanswered(EngineError):
@@ -176,6 +190,11 @@ class Refused(EngineError):
     def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+
+
+for _class in list(globals().values()):
+    if isinstance(_class, type) and issubclass(_class, HoldfastError):
+        _class.__module__ = "holdfast"  # where users import it from, and what a traceback shows
 
 
 def walk_causes(error: BaseException | None, next_cause: Callable[[BaseException], object]) -> Iterator[BaseException]:

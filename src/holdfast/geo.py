@@ -20,6 +20,8 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+__all__ = ["is_masked", "mask_h3"]
+
 MAX_CELLS = 100_000
 """Cells that one geometry may cover."""
 CELL = "h3"

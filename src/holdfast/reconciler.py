@@ -1,11 +1,51 @@
-"""The values that a driver returns about the backends it runs, and the phase of a record that follows from them."""
+"""What a reconciler works with: the protocols of drivers, the values that a driver returns about the backends it runs,
+and the phase of a record that follows from them.
+
+The protocols and the clients of the process driver are defined elsewhere, and imported on first use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from holdfast.driver.client import ProcessDriver
+    from holdfast.driver.client_async import AsyncProcessDriver
+    from holdfast.recipes.protocols import Driver
+    from holdfast.recipes.protocols_async import AsyncDriver
+    from holdfast.recipes.reconciler import Reconciler
+    from holdfast.recipes.reconciler_async import AsyncReconciler
+
+__all__ = [
+    "AsyncDriver",
+    "AsyncProcessDriver",
+    "AsyncReconciler",
+    "Backend",
+    "BackendCondition",
+    "Driver",
+    "DriverEvent",
+    "Phase",
+    "ProcessDriver",
+    "Reconciler",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "AsyncDriver": "holdfast.recipes.protocols_async",
+            "AsyncProcessDriver": "holdfast.driver.client_async",
+            "AsyncReconciler": "holdfast.recipes.reconciler_async",
+            "Driver": "holdfast.recipes.protocols",
+            "ProcessDriver": "holdfast.driver.client",
+            "Reconciler": "holdfast.recipes.reconciler",
+        },
+    )
 
 READY = "Ready"
 

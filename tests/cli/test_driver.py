@@ -36,7 +36,7 @@ def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
     printed("driver", "create", "gone", "--", "sh", "-c", "exit 3", cwd=here)
 
     where = f"unix:{here}/holdfast-driver/driver.sock"
-    reaches(holdfast.ProcessDriver(where), "gone", "Exited")
+    reaches(holdfast.reconciler.ProcessDriver(where), "gone", "Exited")
     rows = {row["sandbox"]: (row["state"], row["exit"]) for row in columns_of(printed("driver", "ls", cwd=here))}
     assert rows == {"web": ("Started", "-"), "gone": ("Exited", "3")}
     gone, web = valid("driver-ls", printed("driver", "ls", "--json", cwd=here))

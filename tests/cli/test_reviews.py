@@ -16,7 +16,7 @@ POLICY = '[datasets."graves*"]\nsovereign = true\nmay_reset = ["elder*"]\n'
 
 
 def up_for_review(url: str) -> int:
-    asks = holdfast.Review("who has\x1b[31m seen the plan?")
+    asks = holdfast.governance.Review("who has\x1b[31m seen the plan?")
     with holdfast.Client(url, policy=lambda _: asks) as client, pytest.raises(holdfast.PolicyDenied) as told:
         client.operation(KEY).run(int)
     assert told.value.review is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import ProcessDriver
+from holdfast.reconciler import ProcessDriver
 from tests.children import PATIENCE
 from tests.driver.daemon import Daemon, clean
 

@@ -44,8 +44,8 @@ class Daemon:
     def said(self) -> str:
         return self.folder.with_suffix(".err").read_text(encoding="utf-8")
 
-    def client(self, **options: Any) -> holdfast.ProcessDriver:
-        return holdfast.ProcessDriver(self.address, **{"timeout": PATIENCE, **options})
+    def client(self, **options: Any) -> holdfast.reconciler.ProcessDriver:
+        return holdfast.reconciler.ProcessDriver(self.address, **{"timeout": PATIENCE, **options})
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
         self.process.send_signal(number)
@@ -90,13 +90,13 @@ def clean(folder: Path) -> None:
         eventually(gone, f"{box.name} ends")
 
 
-def state(client: holdfast.ProcessDriver, id: str) -> str:
+def state(client: holdfast.reconciler.ProcessDriver, id: str) -> str:
     """The reason of its condition; `gone` when it is."""
     found = client.get(id)
     return found.conditions[0].reason if found else "gone"
 
 
-def reaches(client: holdfast.ProcessDriver, id: str, *wanted: str) -> holdfast.Backend:
+def reaches(client: holdfast.reconciler.ProcessDriver, id: str, *wanted: str) -> holdfast.reconciler.Backend:
     """Wait for one of these states."""
     eventually(lambda: state(client, id) in wanted, f"{id} is {wanted}")
     found = client.get(id)
@@ -104,7 +104,7 @@ def reaches(client: holdfast.ProcessDriver, id: str, *wanted: str) -> holdfast.B
     return found
 
 
-def text(client: holdfast.ProcessDriver, id: str, **options: Any) -> str:
+def text(client: holdfast.reconciler.ProcessDriver, id: str, **options: Any) -> str:
     return b"".join(client.log(id, **options)).decode()
 
 

@@ -21,11 +21,11 @@ from unittest.mock import Mock
 import pytest
 
 import holdfast
-from holdfast import ProcessDriver
 from holdfast.driver import reconcile_folder, store
 from holdfast.driver.reconcile_folder import FolderReconciler
 from holdfast.driver.sandbox import SUPERVISOR
 from holdfast.driver.spec import parse
+from holdfast.reconciler import ProcessDriver
 from tests.children import PATIENCE, Child, eventually, pass_time, until
 from tests.cli.command import call
 from tests.driver.daemon import Daemon, reaches, runs, state, text

@@ -45,7 +45,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def damaged(client: holdfast.ProcessDriver) -> set[str]:
+def damaged(client: holdfast.reconciler.ProcessDriver) -> set[str]:
     return {each.id for each in client.list() if each.conditions[0].reason == "Damaged"}
 
 

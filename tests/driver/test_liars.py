@@ -19,7 +19,9 @@ OVER = threading.Event()
 
 
 @contextmanager
-def answering(answer: Callable[[socket.socket], object], timeout: float = PATIENCE) -> Iterator[holdfast.ProcessDriver]:
+def answering(
+    answer: Callable[[socket.socket], object], timeout: float = PATIENCE
+) -> Iterator[holdfast.reconciler.ProcessDriver]:
     def serve() -> None:
         with suppress(OSError):
             while True:
@@ -31,7 +33,7 @@ def answering(answer: Callable[[socket.socket], object], timeout: float = PATIEN
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         serves = threading.Thread(target=serve, daemon=True)
         serves.start()
-        yield holdfast.ProcessDriver(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=timeout)
+        yield holdfast.reconciler.ProcessDriver(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=timeout)
         OVER.set()
         with suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)  # closing alone would let it wait for the next one for ever
@@ -75,7 +77,9 @@ def test_what_a_later_driver_says_besides_is_no_obstacle() -> None:
     ready = {"type": "Ready", "status": True, "reason": "Started", "message": "", "terminal": False, "since": 1}
     told = {"id": "a", "conditions": [ready], "deleting": False, "details": {}, "more": 1}
     with answering(said("200 OK", json.dumps(told).encode())) as driver:
-        assert driver.get("a") == holdfast.Backend("a", (holdfast.BackendCondition("Ready", True, "Started"),))
+        assert driver.get("a") == holdfast.reconciler.Backend(
+            "a", (holdfast.reconciler.BackendCondition("Ready", True, "Started"),)
+        )
 
 
 def test_a_watch_that_says_what_makes_no_sense_is_a_broken_one() -> None:

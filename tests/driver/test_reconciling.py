@@ -21,7 +21,7 @@ GRACE = 600.0
 class Service:
     """One replica: it makes records and asks the driver to run them, and its reconciler tells what became of them."""
 
-    def __init__(self, client: holdfast.AsyncClient, driver: holdfast.AsyncProcessDriver) -> None:
+    def __init__(self, client: holdfast.AsyncClient, driver: holdfast.reconciler.AsyncProcessDriver) -> None:
         self.client, self.driver = client, driver
         self.reconciler = client.reconciler("sandbox", driver, sweep_every=0.2, grace=GRACE)
         self.elector = client.elector("reconciler", ttl=600)
@@ -48,7 +48,7 @@ class Service:
 @asynccontextmanager
 async def service(url: str, daemon: Daemon) -> AsyncIterator[Service]:
     async with holdfast.AsyncClient(url) as client:
-        made = Service(client, holdfast.AsyncProcessDriver(daemon.address, timeout=PATIENCE))
+        made = Service(client, holdfast.reconciler.AsyncProcessDriver(daemon.address, timeout=PATIENCE))
         running = asyncio.create_task(made.elector.run(made.reconciler.run))
         try:
             await until(lambda: made.reconciler.status().watching, "it watches the driver")

@@ -249,10 +249,10 @@ def test_what_is_due() -> None:
     payload = new_payload(new(argv=["true"]), "http://here", None)
     seen = {**payload, "status": {"phase": "Ready", "conditions": []}}
     going = {**payload, "status": {"phase": "Deleting"}}
-    ours = holdfast.Backend("a", details={"owner": owner(payload, "home")})
-    ending = holdfast.Backend("a", deleting=True, details=ours.details)
-    earlier = holdfast.Backend("a", details={"owner": "home/earlier"})
-    foreign = holdfast.Backend("a", details={"owner": "away/1"})
+    ours = holdfast.reconciler.Backend("a", details={"owner": owner(payload, "home")})
+    ending = holdfast.reconciler.Backend("a", deleting=True, details=ours.details)
+    earlier = holdfast.reconciler.Backend("a", details={"owner": "home/earlier"})
+    foreign = holdfast.reconciler.Backend("a", details={"owner": "away/1"})
     for given, backend, step in (
         (payload, None, SandboxAction.CREATE),
         (seen, None, SandboxAction.KEEP),

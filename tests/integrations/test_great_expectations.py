@@ -87,7 +87,7 @@ def test_a_validation_by_itself_is_judged_as_well() -> None:
 def test_as_the_check_of_a_contract_its_verdict_is_recorded_with_the_mutation(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         for number, each in enumerate((validation(True), validation(True, False), validation())):
-            agreed = holdfast.Contract("parcels", "2.1", expects(Checkpoint(True, one=each)))
+            agreed = holdfast.lineage.Contract("parcels", "2.1", expects(Checkpoint(True, one=each)))
             with (
                 nullcontext() if number == 0 else pytest.raises(holdfast.OperationFailed, match=r"was not met|is empty")
             ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast import Event
+from holdfast.lineage import Event
 
 
 class RecordingSink(list[Event]):

@@ -13,7 +13,7 @@ def key(dataset: str) -> holdfast.OperationKey:
     return holdfast.OperationKey(pipeline="etl", task="load", dataset=dataset, operation="upsert", checksum="abc")
 
 
-def fill(url: str) -> dict[str, list[holdfast.Event]]:
+def fill(url: str) -> dict[str, list[holdfast.lineage.Event]]:
     """Run the operations. Returns their events by dataset."""
 
     def load(op: Any) -> int:
@@ -25,7 +25,7 @@ def fill(url: str) -> dict[str, list[holdfast.Event]]:
 
     with holdfast.Client(url) as client:
         client.operations.register("undo", rollback=lambda: None)
-        contract = holdfast.Contract("parcels", "2.1", lambda: True)
+        contract = holdfast.lineage.Contract("parcels", "2.1", lambda: True)
         options: dict[str, Any] = {
             "inputs": ["raw: ä"],
             "contract": contract,

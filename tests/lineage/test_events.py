@@ -22,7 +22,7 @@ def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(e
     with holdfast.Client(either) as client:
         good = client.operation(
             key("parcels"), inputs=["raw"], actor="jane", justification="asked for", sovereign=True,
-            contract=holdfast.Contract("parcels", "2.1", lambda: True),
+            contract=holdfast.lineage.Contract("parcels", "2.1", lambda: True),
         )  # fmt: skip
         assert good.run(emitting("a", "b")).result == 42
         with pytest.raises(ValueError, match="no"):
@@ -44,7 +44,7 @@ def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(e
     assert (fail.outputs, fail.error) == ((), "ValueError: no")
     assert complete.held is not None
     assert complete.held > 0
-    assert [holdfast.Event.of(each.as_dict()) for each in sink] == sink
+    assert [holdfast.lineage.Event.of(each.as_dict()) for each in sink] == sink
 
 
 def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: str) -> None:
@@ -55,7 +55,7 @@ def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: st
             client.operation(key("a", 2), tx=mine).run(emitting("lost", error=ValueError("broken")))
         with mine.transaction(force_rollback=True):
             client.operation(key("a", 3), tx=mine).run(lambda op: op.emit("lost", 3))
-        contract = holdfast.Contract("c", "1", lambda: False)
+        contract = holdfast.lineage.Contract("c", "1", lambda: False)
         with pytest.raises(holdfast.OperationFailed, match="postcondition"):
             client.operation(key("a", 4), tx=mine, contract=contract).run(lambda op: op.emit("lost", 4))
         client.relay("r", sink).step()
@@ -110,7 +110,7 @@ def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
             "actor": "joe",
             "justification": "new prices",
         }
-        contract = holdfast.Contract("prices", "2", check=lambda: True)
+        contract = holdfast.lineage.Contract("prices", "2", check=lambda: True)
         client.operation(key("d"), rollback="undo", sovereign=True, contract=contract, **lineage).run(int)
         left = client.operations.archive(FAR, lambda lines: None).left
         assert list(left.values()) == ["its lineage is not published"], "the relay has not come to it yet"
@@ -179,7 +179,7 @@ def test_what_was_said_before_is_read_again_only_where_something_ends(either: st
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
     sink = RecordingSink()
     with holdfast.Client(either) as client:
-        agreed = holdfast.Contract("d", "1", lambda op: op.outbox != [("item", "3")])
+        agreed = holdfast.lineage.Contract("d", "1", lambda op: op.outbox != [("item", "3")])
         outcomes = client.operations.run_many(
             [1, 2, 3], emitted, key=lambda item: key("d", item), inputs=["raw"], outputs=["d", "e"], contract=agreed
         )
@@ -228,12 +228,12 @@ def test_no_contract_passes_and_nothing_is_told_that_nobody_awaits(either: str) 
 
     with holdfast.Client(either) as client:
         with pytest.raises(TypeError, match="must be a plain function"):
-            client.operation(key("d"), contract=holdfast.Contract("c", "1", conforms)).run(int)
+            client.operation(key("d"), contract=holdfast.lineage.Contract("c", "1", conforms)).run(int)
         for number, check in enumerate((lambda: conforms(), lambda: 0, dict)):
             with pytest.raises(holdfast.OperationFailed, match="postcondition"):
-                client.operation(key("d", number), contract=holdfast.Contract("c", "1", check)).run(int)
+                client.operation(key("d", number), contract=holdfast.lineage.Contract("c", "1", check)).run(int)
         for number, fine in enumerate((lambda: None, lambda: 3), 3):
-            client.operation(key("d", number), contract=holdfast.Contract("c", "1", fine)).run(int)
+            client.operation(key("d", number), contract=holdfast.lineage.Contract("c", "1", fine)).run(int)
         ends = [each for each in client.relays.events() if each.type != "START"]
         assert [each.contract["verdict"] for each in ends if each.contract] == ["failed"] * 3 + ["passed"] * 2
         with pytest.raises(holdfast.SinkDown, match="has to be awaited: use AsyncClient"):

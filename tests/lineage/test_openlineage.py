@@ -27,7 +27,7 @@ SCHEMA = json.loads(openlineage.SCHEMA_FILE.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
-def events(sqlite_url: str) -> list[holdfast.Event]:
+def events(sqlite_url: str) -> list[holdfast.lineage.Event]:
     key = holdfast.OperationKey(
         pipeline="etl", task="load", dataset="parcels", operation="upsert", checksum="abc", params={"a": 1}
     )
@@ -39,9 +39,9 @@ def events(sqlite_url: str) -> list[holdfast.Event]:
     def fail() -> None:
         raise ValueError("broken")
 
-    with holdfast.Client(sqlite_url, energy=holdfast.Energy(watts=12, grams_per_kwh=380)) as client:
+    with holdfast.Client(sqlite_url, energy=holdfast.lineage.Energy(watts=12, grams_per_kwh=380)) as client:
         client.operations.register("undo", rollback=lambda: None)
-        contract = holdfast.Contract("parcels", "2.1", lambda: True)
+        contract = holdfast.lineage.Contract("parcels", "2.1", lambda: True)
         client.operation(
             key, inputs=["raw"], contract=contract, actor="jane", justification="asked", sovereign=True, rollback="undo"
         ).run(load)
@@ -63,7 +63,9 @@ def rebuilt(document: dict[str, Any]) -> RunEvent:
     )  # fmt: skip
 
 
-def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast.Event], tmp_path: Path) -> None:
+def test_documents_are_what_the_client_and_our_schemas_say(
+    events: list[holdfast.lineage.Event], tmp_path: Path
+) -> None:
     file = tmp_path / "ol.jsonl"
     sink = OpenLineage(file, namespace="shop")
     sink.publish(events[:2])
@@ -113,7 +115,9 @@ def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast
     assert lines[:6] == lines[6:], "published again it is the same, to the last byte"
 
 
-def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], sqlite_url: str, tmp_path: Path) -> None:
+def test_a_file_of_them_is_compared_with_the_log(
+    events: list[holdfast.lineage.Event], sqlite_url: str, tmp_path: Path
+) -> None:
     file = tmp_path / "ol.jsonl"
     OpenLineage(file).publish(events)
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -166,7 +170,7 @@ def answering(status: int, *more: tuple[str, str]) -> Iterator[tuple[str, list[A
         server.server_close()
 
 
-def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events: list[holdfast.Event]) -> None:
+def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events: list[holdfast.lineage.Event]) -> None:
     with answering(201) as (url, got):
         OpenLineage(url, timeout=PATIENCE).publish(events)
     assert [path for path, _ in got] == ["/api/v1/lineage"] * len(events)
@@ -179,7 +183,7 @@ def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events:
         OpenLineage(url, timeout=PATIENCE).publish(events)
 
 
-def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[holdfast.Event]) -> None:
+def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[holdfast.lineage.Event]) -> None:
     for status, wrong in ((401, False), (401, True), (422, True), (302, True)):
         with answering(status, ("Location", "/page")) as (url, got):
             with_password = url.replace("//", f"//jane:s3cret{'' if wrong else '%21'}@")
@@ -194,7 +198,7 @@ def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[h
         OpenLineage(url, timeout=PATIENCE).publish(events)  # nobody is there any more
 
 
-def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event]) -> None:
+def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.lineage.Event]) -> None:
     """One that sends us to a page which is there has taken nothing; and an answer that cannot be read is no refusal."""
     lies = [(status, ("Location", "/login")) for status in (301, 302, 303)]
     for status, *more in (*lies, (304,), (300,), (200, ("Transfer-Encoding", "chunked")), (308, ("Location", "/"))):
@@ -206,7 +210,7 @@ def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event])
 
 
 @pytest.mark.parametrize("begins", [b"HTTP/1.1 201 ", b"HTTP/1.1 201 Created\r\nContent-Length: 100000\r\n\r\n"])
-def test_by_http_an_answer_that_comes_drop_by_drop_is_none(events: list[holdfast.Event], begins: bytes) -> None:
+def test_by_http_an_answer_that_comes_drop_by_drop_is_none(events: list[holdfast.lineage.Event], begins: bytes) -> None:
     """In its head or after it. Each drop comes well within the time that the whole has; the server goes on for as long
     as it is listened to, and gives up at last, so that this fails if we do not."""
     late = threading.Event()
@@ -233,7 +237,7 @@ def test_by_http_an_answer_that_comes_drop_by_drop_is_none(events: list[holdfast
 
 
 def test_on_the_console_and_through_the_clients_own_transports(
-    events: list[holdfast.Event], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    events: list[holdfast.lineage.Event], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     OpenLineage("-").publish(events)
     assert [json.loads(line)["run"]["runId"] for line in capsys.readouterr().out.splitlines()] == [

@@ -226,5 +226,5 @@ def test_bad_input_is_refused_before_anything_is_written(sqlite_url: str) -> Non
             with pytest.raises(TypeError, match=next(iter(lineage))):
                 client.operation("a", **lineage)
         with pytest.raises(ValueError, match="version of a contract"):
-            holdfast.Contract("c", "")
+            holdfast.lineage.Contract("c", "")
         assert client.relays.list() == []

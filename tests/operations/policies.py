@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast import PolicyContext
+from holdfast.governance import PolicyContext
 
 POLICY: dict[str, dict[str, Any]] = {
     "graves*": {"sovereign": True, "may_reset": ["elder*"]},
@@ -65,7 +65,7 @@ def runs(way: str, mine: Any) -> Callable[..., Any]:
 
 
 def governed(url: str, *rules: Callable[[PolicyContext], Any]) -> holdfast.Client:
-    return holdfast.Client(url, policy=holdfast.Policy(POLICY, *rules))
+    return holdfast.Client(url, policy=holdfast.governance.Policy(POLICY, *rules))
 
 
 def answer(url: str, number: int | None, how: str, **by: Any) -> None:

@@ -50,10 +50,10 @@ async def test_a_task_that_outlives_the_operation_it_was_begun_in_waits_as_any_o
     begun: list[asyncio.Task[Any]] = []
     go_on, waits = asyncio.Event(), asyncio.Event()
 
-    def rule(context: holdfast.PolicyContext) -> holdfast.Allow:
+    def rule(context: holdfast.governance.PolicyContext) -> holdfast.governance.Allow:
         if context.lock == "busy":
             waits.set()
-        return holdfast.Allow()
+        return holdfast.governance.Allow()
 
     async with holdfast.AsyncClient(either, policy=rule) as client:
 

@@ -45,10 +45,10 @@ def test_the_second_one_waits_and_replays_at_every_isolation_level(postgres_url:
     ask(postgres_url, "create table work (what int)")
     begun, go_on, waits = threading.Event(), threading.Event(), threading.Event()
 
-    def rule(context: holdfast.PolicyContext) -> holdfast.Allow:
+    def rule(context: holdfast.governance.PolicyContext) -> holdfast.governance.Allow:
         if context.lock == "busy":
             waits.set()
-        return holdfast.Allow()
+        return holdfast.governance.Allow()
 
     with holdfast.Client(postgres_url, policy=rule) as client, ThreadPoolExecutor(2) as pool:
 

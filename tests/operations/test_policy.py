@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Allow, Deny, PolicyContext, PolicyDenied, Review
+from holdfast import PolicyDenied
+from holdfast.governance import Allow, Deny, PolicyContext, Review
 from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import eventually
 from tests.operations.policies import BY_ELDER, answer, every_way, fail, governed, key
@@ -21,7 +22,7 @@ def test_the_matrix_through_a_client(either: str) -> None:
     """Class of dataset x lock outcome x attempt x justification; the rest of the matrix is pure, and asked as such."""
     classes: dict[str, dict[str, Any]] = {"open": {}, "graves": {"sovereign": True}, "burials": {"sensitive": True}}
     classes["both"] = {"sovereign": True, "sensitive": True}
-    with holdfast.Client(either, policy=holdfast.Policy(classes)) as client:
+    with holdfast.Client(either, policy=holdfast.governance.Policy(classes)) as client:
         for kind, busy in product(classes, (False, True)):
             cases = list(product((0, 1, 2), (None, "the council agreed")))
             subjects = [key(kind, f"{busy}-{number}", checksum=f"{busy}-{number}") for number in range(len(cases))]

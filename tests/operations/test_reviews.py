@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast import Allow, PolicyContext, PolicyDenied, Review
+from holdfast import PolicyDenied
+from holdfast.governance import Allow, PolicyContext, Review
 from holdfast.testing.operation_contract import leave_half_done, name, running
 from tests.operations.policies import BY_ELDER, answer, every_way, fail, governed, key
 from tests.user_connections import ask

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast import Allow, PolicyContext, PolicyDenied
+from holdfast import PolicyDenied
+from holdfast.governance import Allow, PolicyContext
 from holdfast.testing.operation_contract import name
 from tests.children import eventually
 from tests.operations.policies import BY_ELDER, POINT, connected, every_way, fail, governed, key
@@ -136,7 +137,7 @@ def test_a_lock_that_somebody_else_has_is_refused_where_that_was_declared(either
 @every_way
 def test_geometry_has_to_be_masked_where_that_was_declared(either: str, attempt: Any) -> None:
     sites = key(f"sites-{name()}")
-    masked, fine = holdfast.mask_h3(POINT, 5), holdfast.mask_h3(POINT, 6)
+    masked, fine = holdfast.geo.mask_h3(POINT, 5), holdfast.geo.mask_h3(POINT, 6)
     with governed(either) as client:
         for payload in ({"payload": POINT}, {"payload": fine}, {"payload": {"lat": 48.2}}, {}):
             with pytest.raises(PolicyDenied, match="is written as H3 cells of resolution 5 or coarser"):

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast import Allow, PolicyContext, PolicyDenied
+from holdfast import PolicyDenied
+from holdfast.governance import Allow, PolicyContext
 from holdfast.testing.operation_contract import interrupted, name, running
 from tests.children import eventually
 from tests.lineage.sample_operations import FAR
@@ -71,7 +72,7 @@ def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_p
             for output, why in ((f"graves-{unique}", "sovereign"), (f"burials-{unique}", "sensitive")):
                 more: dict[str, Any] = {"outputs": ["fine", output], "justification": "the council agreed"}
                 with pytest.raises(PolicyDenied, match=f"its outputs name dataset '{output}', which is {why}"):
-                    client.operation(subject, payload=holdfast.mask_h3(POINT, 5), **more).run(fail)
+                    client.operation(subject, payload=holdfast.geo.mask_h3(POINT, 5), **more).run(fail)
                 with pytest.raises(PolicyDenied, match=why):
                     client.operations.run_many([subject], fail, **more)
         with pytest.raises(PolicyDenied, match="which is masked"):
@@ -202,7 +203,7 @@ def test_wherever_it_is_interrupted_no_lease_stays(sqlite_url: str, monkeypatch:
         client.operations.rollback(subject, **BY_ELDER)
         client.operations.reset(subject, **BY_ELDER)
 
-    with holdfast.Client(sqlite_url, policy=holdfast.Policy({"graves*": {"sovereign": True}})) as client:
+    with holdfast.Client(sqlite_url, policy=holdfast.governance.Policy({"graves*": {"sovereign": True}})) as client:
         client.operations.register("undo", rollback=int)
         call, calls, last = client._engine.call, 0, 0
 

@@ -15,7 +15,7 @@ import holdfast
 from holdfast.cli.app import Seconds, fail, json_option
 
 if TYPE_CHECKING:
-    from holdfast import Backend, ProcessDriver
+    from holdfast.reconciler import Backend, ProcessDriver
 
 FOLDER, SOCKET = "holdfast-driver", "driver.sock"
 TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
@@ -90,7 +90,9 @@ def _connect(context: click.Context) -> Iterator[ProcessDriver]:
     socket = os.path.abspath(options["socket"] or os.path.join(options["folder"], SOCKET))
     was_given = options["socket"] or context.parent.get_parameter_source("folder").name != "DEFAULT"  # type: ignore[union-attr]
     try:
-        yield holdfast.ProcessDriver(None if not was_given and "HOLDFAST_DRIVER" in os.environ else f"unix:{socket}")
+        yield holdfast.reconciler.ProcessDriver(
+            None if not was_given and "HOLDFAST_DRIVER" in os.environ else f"unix:{socket}"
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     except holdfast.DriverError as error:

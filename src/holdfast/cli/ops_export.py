@@ -9,7 +9,7 @@ import click
 from holdfast.cli.app import fail, open_client
 
 if TYPE_CHECKING:
-    from holdfast import Event
+    from holdfast.lineage import Event
 
 FORMATS = ("prov", "turtle", "dcat", "stac")
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast import Policy
+    from holdfast.governance import Policy
 
 DEFAULT_URL = "sqlite:///holdfast.db"
 CONFIG = "holdfast.toml"
@@ -36,7 +36,7 @@ def policy() -> Policy | None:
         return None
     import holdfast
 
-    return holdfast.Policy.read(CONFIG)
+    return holdfast.governance.Policy.read(CONFIG)
 
 
 def gateway() -> dict[str, Any]:

@@ -68,7 +68,7 @@ def teach_psycopg() -> None:
     classes: dict[str, type[Exception]] = getattr(errors, "_sqlcodes", {})
     if SQLSTATE not in classes:
         classes[SQLSTATE] = type(
-            "FencedOut", (FencedOut, errors.OperationalError), {"__module__": __name__, "sqlstate": SQLSTATE}
+            "FencedOut", (FencedOut, errors.OperationalError), {"__module__": "holdfast", "sqlstate": SQLSTATE}
         )
 
 
@@ -150,5 +150,10 @@ def teach_sqlalchemy(connection: Any) -> None:
 
 
 def _raise_fenced_out(context: Any) -> None:
-    if sqlstate(context.original_exception) == SQLSTATE:  # else SQLAlchemy would wrap even psycopg's FencedOut
-        raise FencedOut(message(context.original_exception)) from context.original_exception
+    """Raise psycopg's own FencedOut again instead of having SQLAlchemy wrap it, which then is its own cause: one
+    traceback. Errors of other drivers become the cause of ours."""
+    error = context.original_exception
+    if isinstance(error, FencedOut):
+        raise error
+    if sqlstate(error) == SQLSTATE:
+        raise FencedOut(message(error)) from error

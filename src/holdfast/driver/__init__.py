@@ -13,5 +13,5 @@
 
 The daemon imports nothing else of holdfast, and only the standard library. Its client imports public names:
 
-    client            `holdfast.ProcessDriver`, on ``dial``, ``http_reply`` and ``driver_json``
+    client            `holdfast.reconciler.ProcessDriver`, on ``dial``, ``http_reply`` and ``driver_json``
 """

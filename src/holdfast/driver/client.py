@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from holdfast import Backend, DriverError, DriverEvent
+from holdfast import DriverError
 from holdfast.driver import driver_json
 from holdfast.driver.dial import DriverConnection, connect
 from holdfast.driver.http_reply import HttpReply, build_request, parse_address
+from holdfast.reconciler import Backend, DriverEvent
 
 T = TypeVar("T")
 

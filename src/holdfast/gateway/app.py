@@ -79,7 +79,7 @@ async def _open_gateway(settings: Settings, replica: str, stack: AsyncExitStack)
         stack.push_async_callback(process.close)
         await process.ensure_running()
         loops, address = [Loop("driver", process.supervise)], process.address
-    driver = holdfast.AsyncProcessDriver(address)
+    driver = holdfast.reconciler.AsyncProcessDriver(address)
     client = await stack.enter_async_context(holdfast.AsyncClient(settings.url, schema=settings.schema))
     await client.leases.list()  # SQLite migrates itself here; PostgreSQL raises SchemaMismatch with the command to run
     return Gateway(settings, client, driver, replica, settings.advertise or _advertised_address(settings), loops)

@@ -28,7 +28,7 @@ class Gateway:
 
     settings: Settings
     client: holdfast.AsyncClient
-    driver: holdfast.AsyncProcessDriver
+    driver: holdfast.reconciler.AsyncProcessDriver
     replica: str
     """The name of this replica in leases, logs and on pages: unique to this running instance."""
     address: str

@@ -81,7 +81,7 @@ class DriverProcess:
 
     async def _answers(self) -> bool:
         try:
-            await holdfast.AsyncProcessDriver(self.address, timeout=5.0).list()
+            await holdfast.reconciler.AsyncProcessDriver(self.address, timeout=5.0).list()
         except holdfast.DriverError:
             return False
         return True

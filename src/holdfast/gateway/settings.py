@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import Client, Policy
+from holdfast import Client
 from holdfast.driver.daemon_signals import is_loopback
 from holdfast.gateway import tokens
 from holdfast.gateway.tokens import Token
+from holdfast.governance import Policy
 
 
 @dataclass(frozen=True, slots=True)

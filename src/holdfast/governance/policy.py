@@ -1,7 +1,7 @@
 """The policy of a client: what may be done to which datasets.
 
-    client = holdfast.Client(url, policy=holdfast.Policy({"burials*": {"sovereign": True, "sensitive": True}}))
-    client = holdfast.Client(url, policy=holdfast.Policy.read("holdfast.toml"))
+    client = holdfast.Client(url, policy=Policy({"burials*": {"sovereign": True, "sensitive": True}}))
+    client = holdfast.Client(url, policy=Policy.read("holdfast.toml"))
 
     policy(context) -> Allow() | Deny("why not") | Review("what has to be decided")
 
@@ -284,7 +284,7 @@ def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
     if dataset.h3_resolution is not None and context.exposed is not None:
         yield Deny(
             f"geometry in {name} is written as H3 cells of resolution {dataset.h3_resolution} or coarser, made with "
-            f"holdfast.mask_h3 and passed as payload=: {context.exposed}"
+            f"holdfast.geo.mask_h3 and passed as payload=: {context.exposed}"
         )
     budget, failed = dataset.error_budget, context.failed_lately
     if context.moment == "retry" and budget is not None and failed is not None and failed >= budget:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from holdfast import Estimate
+from holdfast.lineage import Estimate
 
 JOULES_PER_KWH, GRAMS_PER_KG = 3_600_000.0, 1000.0
 _DETAILS = ("codecarbon_version", "country_iso_code", "region", "tracking_mode", "cpu_model", "cpu_power", "ram_power")

@@ -41,9 +41,9 @@ async def transaction(database: Database, name: str, token: str, connection: Any
             yield
             if (why := adapter.broken()) is not None:
                 raise RuntimeError(f"the transaction that lease {name!r} protects {why}")
-    except Exception as error:
-        if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
-            raise FencedOut.from_lease(name) from error
+    except FencedOut as refusal:
+        if drivers.sqlstate(refusal.__cause__) == drivers.SQLSTATE:
+            refusal.__cause__ = None  # it says the same again: one refusal shows one traceback
         raise
 
 
@@ -69,12 +69,14 @@ async def _protect(
 
 
 def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut:
-    """FencedOut if the database refused because the lease has passed on, else EngineError. Its cause is the database
-    driver's own error: that of SQLAlchemy shows the parameters, and the token is one."""
+    """FencedOut if the database refused because the lease has passed on, else EngineError. The cause of an error with
+    another SQLSTATE is the database driver's own: that of SQLAlchemy shows the parameters, and the token is one."""
+    if drivers.sqlstate(error) == drivers.SQLSTATE:
+        return FencedOut.from_lease(name, where)
     reason = getattr(error, "orig", None) or error
-    refusal = (
+    refusal: EngineError | FencedOut = (
         FencedOut.from_lease(name, where)
-        if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error)
+        if drivers.raced(error)
         else EngineError(f"cannot protect the transaction with lease {name!r}: {drivers.message(reason)}")
     )
     refusal.__cause__ = reason

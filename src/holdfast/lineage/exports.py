@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import Event
+from holdfast.lineage import Event
 from holdfast.lineage.prov import iri
 
 SHAPES = Path(__file__).parent / "schemas" / "dcat.ttl"

@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
-from holdfast import Event, SinkDown
+from holdfast import SinkDown
 from holdfast.extras import missing_extra
+from holdfast.lineage import Event
 
 try:
     from neo4j import Driver, GraphDatabase

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Event, SinkDown
+from holdfast import SinkDown
+from holdfast.lineage import Event
 
 
 class JsonLines:

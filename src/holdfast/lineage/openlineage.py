@@ -13,8 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from holdfast import Event, SinkDown
+from holdfast import SinkDown
 from holdfast.extras import missing_extra
+from holdfast.lineage import Event
 from holdfast.lineage.jsonlines import append
 
 try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from holdfast import Event
+from holdfast.lineage import Event
 from holdfast.lineage.jsonlines import append
 
 if TYPE_CHECKING:

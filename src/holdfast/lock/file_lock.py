@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, ref
 
 from holdfast.database.file_turns import open_side_file
-from holdfast.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
+from holdfast.errors import AcquireTimeout, LockLost, LockReentered, NotAcquired
 from holdfast.lock.awaiting import awaits
 from holdfast.names import Unset, check_timeout
 from holdfast.runtime.atomic_write import replace
@@ -214,11 +214,11 @@ class FileGrant:
             replace(self.path, data)
 
     def check(self) -> None:
-        """Raise LeaseLost when it was released, or is another process's."""
+        """Raise LockLost when it was released, or is another process's."""
         if not self._held or self._claims:
-            raise LeaseLost(f"the lock on {self.path} was released")
+            raise LockLost(f"the lock on {self.path} was released")
         if self.pid != os.getpid():
-            raise LeaseLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
+            raise LockLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
 
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from holdfast.errors import EngineError, HoldfastError, LeaseLost
+from holdfast.errors import EngineError, HoldfastError, LockLost
 from holdfast.lock.tickets import Name, Ticket
 from holdfast.names import OnLost
 from holdfast.runtime import forks
@@ -48,7 +48,7 @@ class AsyncLockGrant:
         return self._problem() is not None
 
     def check(self) -> None:
-        """Raise LeaseLost when it is gone: released, or lost with the session that held it."""
+        """Raise LockLost when it is gone: released, or lost with the session that held it."""
         if (problem := self._problem()) is not None:
             raise type(problem)(*problem.args) from problem.__cause__
 
@@ -125,7 +125,7 @@ class AsyncLockGrant:
         self.ticket.tell = self.lose
 
     async def __aenter__(self) -> Self:
-        """LeaseLost when it is gone already: the block would run unlocked."""
+        """LockLost when it is gone already: the block would run unlocked."""
         self.check()
         self.enter()
         return self
@@ -164,8 +164,8 @@ class AsyncLockGrant:
             extra={"event": "lock.released_late", "lock": self.name, "error": str(problem)},
         )
 
-    def _loss(self, error: Exception | None) -> LeaseLost:
-        problem = LeaseLost(f"lock {self.name!r} is lost with the session that held it: {error}")
+    def _loss(self, error: Exception | None) -> LockLost:
+        problem = LockLost(f"lock {self.name!r} is lost with the session that held it: {error}")
         problem.__cause__ = error
         return problem
 
@@ -173,12 +173,12 @@ class AsyncLockGrant:
         if self._over is not None:
             return self._over
         if self._era != forks.era:
-            return LeaseLost(f"lock {self.name!r} belongs to the parent process, not to this fork of it")
+            return LockLost(f"lock {self.name!r} belongs to the parent process, not to this fork of it")
         if self._space.engine.closing:
-            return LeaseLost(f"lock {self.name!r} was released when its client was closed")
+            return LockLost(f"lock {self.name!r} was released when its client was closed")
         ours = hasattr(self, "_ours")
         if self.ticket.state == "lost" and ours:  # and about to be told
             return self._loss(self.ticket.problem)
         if not ours or self.ticket.state != "held":
-            return LeaseLost(f"lock {self.name!r} was released")
+            return LockLost(f"lock {self.name!r} was released")
         return None

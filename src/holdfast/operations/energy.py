@@ -76,5 +76,7 @@ def energy_record(cpu_seconds: float, wall_seconds: float, estimate: Estimate) -
 
 def check_meter(meter: object) -> Any:
     if meter is not None and not callable(getattr(meter, "begin", None)):
-        raise TypeError(f"energy must be a holdfast.Energy, or an object with a method begin(), not {meter!r:.80}")
+        raise TypeError(
+            f"energy must be a holdfast.lineage.Energy, or an object with a method begin(), not {meter!r:.80}"
+        )
     return meter

@@ -41,7 +41,7 @@ class Lineage(NamedTuple):
             for name in names:
                 check_name(name, f"a name in {what}", 1000)
         if contract is not None and not isinstance(contract, Contract):
-            raise TypeError(f"contract must be a holdfast.Contract, not {contract!r:.80}")
+            raise TypeError(f"contract must be a holdfast.lineage.Contract, not {contract!r:.80}")
         return cls(tuple(inputs), tuple(outputs), contract)
 
     def detail(self) -> dict[str, Any]:

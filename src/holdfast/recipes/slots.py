@@ -39,7 +39,7 @@ log = logger("holdfast.slots")
 Sessions = Iterable[Any]
 
 
-class SlotGrant(LeaseGrant):
+class Slot(LeaseGrant):
     """A slot we hold."""
 
     kind = "slot"
@@ -55,7 +55,7 @@ class SlotGrant(LeaseGrant):
         return self.holder
 
 
-class SlotClaim(Handle[SlotGrant]):
+class SlotClaim(Handle[Slot]):
     """Any free slot of a pool to acquire; used like a lease."""
 
     _kind, _statement = "slot", "slot_claim"
@@ -65,8 +65,8 @@ class SlotClaim(Handle[SlotGrant]):
         self._pool, self._capacity = pool, capacity
         self._more = {"pool": terms.name, "capacity": capacity}
 
-    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> SlotGrant:
-        return SlotGrant(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> Slot:
+        return Slot(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
 
     def _error(self, refusal: Refusal, waited: float | None) -> NotAcquired:
         return refusal_error(self._pool, self._capacity, refusal, waited)
@@ -105,12 +105,12 @@ class Slots:
         for example the id of a session; one owner may have several."""
         return SlotClaim(self._engine, self._terms(owner), timeout, self.pool, self.capacity)
 
-    def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> SlotGrant:
+    def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> Slot:
         """The grant of any free slot. NotAcquired when there is none, AcquireTimeout after ``timeout`` seconds (None:
         wait for ever)."""
         return self.slot(owner=owner, timeout=timeout).acquire()
 
-    def adopt(self, slot: int, token: str) -> SlotGrant:
+    def adopt(self, slot: int, token: str) -> Slot:
         """The grant of a slot from its token, which the process that claimed it handed over: to ``renew()`` and to
         ``release()``. LeaseLost when the token is not valid."""
         name, asked_at = check_slot(self._prefix, slot), now()
@@ -119,11 +119,11 @@ class Slots:
             raise LeaseLost(f"slot {slot} of pool {self.pool!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
         trust = Trust.granted(row["ttl"], asked_at, row["remaining"])
-        return SlotGrant(
+        return Slot(
             self._engine, self._terms(row["holder"]), row["holder"], check_token(token), row["fence"], trust, name
         )
 
-    def release(self, grant: SlotGrant) -> bool:
+    def release(self, grant: Slot) -> bool:
         """Release a slot; True if it was still held. ValueError for a grant of another pool."""
         if grant.name.rpartition(":")[0] != self._prefix:
             raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")

@@ -38,7 +38,7 @@ log = logger("holdfast.slots")
 Sessions = Iterable[Any]
 
 
-class AsyncSlotGrant(AsyncLeaseGrant):
+class AsyncSlot(AsyncLeaseGrant):
     """A slot we hold."""
 
     kind = "slot"
@@ -54,7 +54,7 @@ class AsyncSlotGrant(AsyncLeaseGrant):
         return self.holder
 
 
-class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
+class AsyncSlotClaim(AsyncHandle[AsyncSlot]):
     """Any free slot of a pool to acquire; used like a lease."""
 
     _kind, _statement = "slot", "slot_claim"
@@ -64,8 +64,8 @@ class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
         self._pool, self._capacity = pool, capacity
         self._more = {"pool": terms.name, "capacity": capacity}
 
-    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncSlotGrant:
-        return AsyncSlotGrant(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncSlot:
+        return AsyncSlot(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
 
     def _error(self, refusal: Refusal, waited: float | None) -> NotAcquired:
         return refusal_error(self._pool, self._capacity, refusal, waited)
@@ -104,12 +104,12 @@ class AsyncSlots:
         for example the id of a session; one owner may have several."""
         return AsyncSlotClaim(self._engine, self._terms(owner), timeout, self.pool, self.capacity)
 
-    async def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotGrant:
+    async def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlot:
         """The grant of any free slot. NotAcquired when there is none, AcquireTimeout after ``timeout`` seconds (None:
         wait for ever)."""
         return await self.slot(owner=owner, timeout=timeout).acquire()
 
-    async def adopt(self, slot: int, token: str) -> AsyncSlotGrant:
+    async def adopt(self, slot: int, token: str) -> AsyncSlot:
         """The grant of a slot from its token, which the process that claimed it handed over: to ``renew()`` and to
         ``release()``. LeaseLost when the token is not valid."""
         name, asked_at = check_slot(self._prefix, slot), now()
@@ -118,11 +118,11 @@ class AsyncSlots:
             raise LeaseLost(f"slot {slot} of pool {self.pool!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
         trust = Trust.granted(row["ttl"], asked_at, row["remaining"])
-        return AsyncSlotGrant(
+        return AsyncSlot(
             self._engine, self._terms(row["holder"]), row["holder"], check_token(token), row["fence"], trust, name
         )
 
-    async def release(self, grant: AsyncSlotGrant) -> bool:
+    async def release(self, grant: AsyncSlot) -> bool:
         """Release a slot; True if it was still held. ValueError for a grant of another pool."""
         if grant.name.rpartition(":")[0] != self._prefix:
             raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast import Backend, BackendCondition, DriverEvent
+from holdfast.reconciler import Backend, BackendCondition, DriverEvent
 
 _POLL = 0.02
 """Seconds between two reads of the journal."""

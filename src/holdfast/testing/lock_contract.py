@@ -33,7 +33,7 @@ class LockContract:
         assert (grant.name, grant.lost, grant.check()) == (name, False, None)
         assert grant.release() is True
         assert grant.lost
-        with pytest.raises(holdfast.LeaseLost, match="released"):
+        with pytest.raises(holdfast.LockLost, match="released"):
             grant.check()
 
     @pytest.mark.parametrize("name", NAMES, ids=str)

@@ -208,10 +208,10 @@ class OperationContract:
     def test_whoever_waits_has_the_result_of_the_other(self, connect: Connect, url: str, patient: str) -> None:
         key, effects, waits = name(), Effects(), threading.Event()
 
-        def rule(context: holdfast.PolicyContext) -> holdfast.Allow:
+        def rule(context: holdfast.governance.PolicyContext) -> holdfast.governance.Allow:
             if context.lock == "busy":
                 waits.set()
-            return holdfast.Allow()
+            return holdfast.governance.Allow()
 
         client = connect(url, policy=rule)
         with running(url, key) as finish, ThreadPoolExecutor(1) as pool:

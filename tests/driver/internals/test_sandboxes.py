@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import ProcessDriver
+from holdfast.reconciler import ProcessDriver
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, runs, state, text
 
@@ -146,7 +146,7 @@ def test_delete_ends_the_whole_group_with_term_and_then_kill(client: ProcessDriv
     assert client.list() == []
     assert client.get("rude") is None
     assert client.delete("rude"), "gone is gone"
-    seen: list[holdfast.DriverEvent] = []
+    seen: list[holdfast.reconciler.DriverEvent] = []
     while [each.kind for each in seen].count("deleted") < 4:
         if (event := next(watch)) is not None:
             seen.append(event)
@@ -223,17 +223,17 @@ async def test_a_place_that_does_not_even_let_us_in_is_told_in_words(monkeypatch
     """As of a machine that is off: nobody refuses."""
     monkeypatch.setattr("holdfast.driver.dial_async.asyncio.open_unix_connection", lambda _: asyncio.sleep(60))
     with pytest.raises(holdfast.DriverError, match=r"at unix:/x did not answer within 0\.01 s"):
-        await holdfast.AsyncProcessDriver("unix:/x", timeout=0.01).list()
+        await holdfast.reconciler.AsyncProcessDriver("unix:/x", timeout=0.01).list()
 
 
 async def test_the_async_client_does_the_same(start: Callable[..., Daemon]) -> None:
     daemon = start()
-    driver = holdfast.AsyncProcessDriver(daemon.address, timeout=PATIENCE)
+    driver = holdfast.reconciler.AsyncProcessDriver(daemon.address, timeout=PATIENCE)
     watch = driver.watch()
     assert await anext(watch) is None
     made = await driver.create("a", ["sh", "-c", "echo hello; exec sleep 1000"], limits={"open_files": 99})
     assert made.details["limits"] == {"open_files": 99}
-    seen: list[holdfast.DriverEvent] = []
+    seen: list[holdfast.reconciler.DriverEvent] = []
     async with asyncio.timeout(PATIENCE):
         while not seen or seen[-1].reason != "Started":
             if (event := await anext(watch)) is not None:

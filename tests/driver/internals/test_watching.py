@@ -33,9 +33,11 @@ SLOW = [HealthCheck.too_slow]
 """How fast the machine makes examples says nothing about them."""
 
 
-def events(watch: DriverWatch, enough: Callable[[list[holdfast.DriverEvent]], bool]) -> list[holdfast.DriverEvent]:
+def events(
+    watch: DriverWatch, enough: Callable[[list[holdfast.reconciler.DriverEvent]], bool]
+) -> list[holdfast.reconciler.DriverEvent]:
     """What is told until it is ``enough``, but for the sandboxes of other tests, which share the driver."""
-    seen: list[holdfast.DriverEvent] = []
+    seen: list[holdfast.reconciler.DriverEvent] = []
     while not enough(seen):
         if (event := next(watch)) is not None and event.id.startswith("w"):
             seen.append(event)
@@ -149,7 +151,7 @@ async def test_a_watch_that_nobody_reads_is_told_that_it_fell_behind(tmp_path: P
     runs.events = Events(limit=3)
     api = Api(runs, token=None, hosts=None)
     serving = await asyncio.start_unix_server(HttpServer(api.handle, lambda *_: None).serve, str(tmp_path / "s"))
-    watch = holdfast.AsyncProcessDriver(f"unix:{tmp_path / 's'}").watch()
+    watch = holdfast.reconciler.AsyncProcessDriver(f"unix:{tmp_path / 's'}").watch()
     assert await anext(watch) is None
     for number in range(40):
         runs.events.add("platform", str(number), message="x" * 100_000)

@@ -97,7 +97,7 @@ def test_one_that_was_killed_is_waited_for_as_long_as_its_lease_lives(place: Pat
 def test_the_driver_beside_ends_with_us_and_its_sandboxes_go_on(place: Path) -> None:
     with Replica(file(place), place) as replica:
         [started] = replica.events("driver.started")
-        driver = holdfast.ProcessDriver(replica.told["driver"])
+        driver = holdfast.reconciler.ProcessDriver(replica.told["driver"])
         driver.create("web", ["sleep", "1000"])
         pid = reaches(driver, "web", "Started").details["pid"]
 
@@ -128,7 +128,7 @@ def test_a_driver_that_runs_there_is_used_and_one_that_dies_is_replaced(place: P
         assert replica.events("driver.started") == []
         daemon.end()
         eventually(lambda: replica.events("driver.started"), "another is started in its place")
-        assert holdfast.ProcessDriver(replica.told["driver"]).list() == []
+        assert holdfast.reconciler.ProcessDriver(replica.told["driver"]).list() == []
         assert replica.end() == 0
         assert not runs(replica.events("driver.started")[0]["pid"])
 

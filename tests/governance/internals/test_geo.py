@@ -41,20 +41,20 @@ def feature(geometry: Any = SHAPES[0], **properties: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("resolution", [0, 4, 7])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda each: each["type"])
 def test_every_geometry_becomes_cells(shape: dict[str, Any], resolution: int) -> None:
-    masked = holdfast.mask_h3(shape, resolution)
+    masked = holdfast.geo.mask_h3(shape, resolution)
     assert cells(masked)
     assert {h3.get_resolution(cell) for cell in cells(masked)} == {resolution}
     for finest, passes in ((resolution - 1, False), (resolution, True), (15, True)):
-        assert finest < 0 or holdfast.is_masked(masked, finest) is passes
-    assert holdfast.mask_h3(json.loads(json.dumps(masked)), resolution) == masked, "what is masked already stays"
-    assert not holdfast.is_masked(shape, resolution)
-    assert not holdfast.is_masked(feature(shape), resolution)
+        assert finest < 0 or holdfast.geo.is_masked(masked, finest) is passes
+    assert holdfast.geo.mask_h3(json.loads(json.dumps(masked)), resolution) == masked, "what is masked already stays"
+    assert not holdfast.geo.is_masked(shape, resolution)
+    assert not holdfast.geo.is_masked(feature(shape), resolution)
 
 
 def test_all_that_a_shape_touches_is_covered() -> None:
     inside = random.Random(7)
-    area = cells(holdfast.mask_h3({"type": "Polygon", "coordinates": [SQUARE]}, 7))
-    line = cells(holdfast.mask_h3({"type": "LineString", "coordinates": [[16.3, 48.1], [16.5, 48.3]]}, 7))
+    area = cells(holdfast.geo.mask_h3({"type": "Polygon", "coordinates": [SQUARE]}, 7))
+    line = cells(holdfast.geo.mask_h3({"type": "LineString", "coordinates": [[16.3, 48.1], [16.5, 48.3]]}, 7))
     for _ in range(2000):
         assert h3.latlng_to_cell(inside.uniform(48.1, 48.3), inside.uniform(16.3, 16.5), 7) in area
         part = inside.random()
@@ -64,7 +64,7 @@ def test_all_that_a_shape_touches_is_covered() -> None:
 
 def test_a_line_across_the_date_line_goes_the_short_way() -> None:
     for line in ([[179, 0], [-179, 0]], [[-179, 0], [179, 0]]):
-        line_cells = cells(holdfast.mask_h3({"type": "LineString", "coordinates": line}, 3))
+        line_cells = cells(holdfast.geo.mask_h3({"type": "LineString", "coordinates": line}, 3))
         assert h3.latlng_to_cell(0, 180, 3) in line_cells
         assert not line_cells & {h3.latlng_to_cell(0, degrees, 3) for degrees in range(-170, 171)}
 
@@ -86,10 +86,10 @@ def test_a_line_across_the_date_line_goes_the_short_way() -> None:
     ],
 )  # fmt: skip
 def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value: Any) -> None:
-    masked = holdfast.mask_h3(feature(**{name: value, "kind": "grave"}), 5)
+    masked = holdfast.geo.mask_h3(feature(**{name: value, "kind": "grave"}), 5)
     assert {each for masked_feature in masked["features"] for each in masked_feature["properties"]} == {"h3", "kind"}
     masked["features"][0]["properties"][name] = value
-    assert not holdfast.is_masked(masked, 5)
+    assert not holdfast.geo.is_masked(masked, 5)
     assert find_exposure([masked], 5) == f"payload[0].features[0].properties.{name} reveals a position"
     masked["features"][0]["properties"].pop(name)
     assert find_exposure({"rows": [masked], name: value}, 5), "also beside it"
@@ -101,16 +101,16 @@ def test_what_is_no_position_stays() -> None:
         "x": "ray", "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
         "said": "[sic] {who knows}", "list": '["a", 12.5]', "zone": h3.latlng_to_cell(48.2, 16.3, 3),
     }  # fmt: skip
-    [masked_feature] = holdfast.mask_h3(feature(**properties), 5)["features"]
+    [masked_feature] = holdfast.geo.mask_h3(feature(**properties), 5)["features"]
     assert {name: value for name, value in masked_feature["properties"].items() if name != "h3"} == properties
-    assert holdfast.is_masked(masked_feature, 5)
+    assert holdfast.geo.is_masked(masked_feature, 5)
 
 
 def test_a_feature_that_only_pretends_is_found() -> None:
-    masked = holdfast.mask_h3(feature(), 5)
+    masked = holdfast.geo.mask_h3(feature(), 5)
     [masked_feature] = masked["features"]
     outline = masked_feature["geometry"]["coordinates"][0]
-    elsewhere = holdfast.mask_h3({"type": "Point", "coordinates": [0, 0]}, 5)["features"][0]
+    elsewhere = holdfast.geo.mask_h3({"type": "Point", "coordinates": [0, 0]}, 5)["features"][0]
     for wrong in (
         {**masked_feature, "geometry": SHAPES[0]},
         {**masked_feature, "geometry": elsewhere["geometry"]},
@@ -127,13 +127,13 @@ def test_a_feature_that_only_pretends_is_found() -> None:
         {"type": "FeatureCollection", "features": [masked_feature, feature()]},
         {"a": 1},
     ):
-        assert not holdfast.is_masked(wrong, 5)
+        assert not holdfast.geo.is_masked(wrong, 5)
         assert find_exposure(wrong, 5)
-    assert holdfast.is_masked(feature(None, name="lost"), 5), "where it is, is not said at all"
+    assert holdfast.geo.is_masked(feature(None, name="lost"), 5), "where it is, is not said at all"
 
 
 def test_a_payload_is_looked_through() -> None:
-    masked = holdfast.mask_h3(feature(), 5)
+    masked = holdfast.geo.mask_h3(feature(), 5)
     assert find_exposure({"rows": [masked], "by": "jane"}, 5) is None
     assert find_exposure({"rows": 3}, 5) == find_exposure(None, 5) == "there is no GeoJSON in its payload"
     assert find_exposure({"rows": [masked], "lat": 48.2}, 5) == "payload.lat reveals a position"
@@ -161,10 +161,10 @@ def test_a_payload_is_looked_through() -> None:
 )  # fmt: skip
 def test_what_is_none_is_refused_with_the_way_to_it(geojson: Any, resolution: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        holdfast.mask_h3(geojson, resolution)
+        holdfast.geo.mask_h3(geojson, resolution)
 
 
 def test_whoever_has_not_installed_it_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h3", None)
     with pytest.raises(ImportError, match=r"pip install 'holdfast\[geo\]'"):
-        holdfast.is_masked(SHAPES[0], 5)
+        holdfast.geo.is_masked(SHAPES[0], 5)

@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 
 import holdfast
-from holdfast import Allow, Dataset, Deny, PolicyContext, Review
+from holdfast.governance import Allow, Dataset, Deny, PolicyContext, Review
 from holdfast.governance.policy import Demands, Moment, govern
 from holdfast.keys import OperationKey, PlainKey
 
-Policy = holdfast.Policy
-MASKED = holdfast.mask_h3({"type": "Point", "coordinates": [16.37, 48.21]}, 5)
+Policy = holdfast.governance.Policy
+MASKED = holdfast.geo.mask_h3({"type": "Point", "coordinates": [16.37, 48.21]}, 5)
 CLASSES: dict[str, dict[str, Any]] = {
     "open": {},
     "sovereign": {"sovereign": True},
@@ -167,7 +167,7 @@ def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) ->
     """
     (tmp_path / "holdfast.toml").write_text(wrong)
     with pytest.raises(ValueError, match=r"holdfast\.toml: ") as refused:
-        holdfast.Policy.read(tmp_path / "holdfast.toml")
+        holdfast.governance.Policy.read(tmp_path / "holdfast.toml")
     for each in (
         "dataset 'burials*': sovereign must be true or false, not 'yes'",
         "dataset 'burials*': when_locked must be 'escalate' or 'fail', or be left out, not 'wait'",
@@ -185,13 +185,13 @@ def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) ->
     ):  # fmt: skip
         (tmp_path / "other.toml").write_text(text)
         with pytest.raises(ValueError, match=why):
-            holdfast.Policy.read(tmp_path / "other.toml")
+            holdfast.governance.Policy.read(tmp_path / "other.toml")
     with pytest.raises(ValueError, match="cannot be read"):
-        holdfast.Policy.read(tmp_path / "none.toml")
+        holdfast.governance.Policy.read(tmp_path / "none.toml")
     with pytest.raises(ValueError, match="h3_resolution must be"):
         Dataset(h3_resolution=99)
     (tmp_path / "good.toml").write_text("[datasets.roads]\nsensitive = true\nmay_reset = ['jane']\n")
-    read = holdfast.Policy.read(tmp_path / "good.toml", lambda _: Review("look"))
+    read = holdfast.governance.Policy.read(tmp_path / "good.toml", lambda _: Review("look"))
     assert read.datasets("roads") == [Dataset(sensitive=True, may_reset=("jane",))]
     assert read(context()) == Review("look")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -56,6 +57,13 @@ async def test_the_holder_commits_a_transaction_opened_for_it(subject: Subject) 
     await commits_its_own(subject, 2)
 
 
+def has_one_traceback(refusal: FencedOut) -> None:
+    """And it shows the public name."""
+    text = "".join(traceback.format_exception(refusal))
+    assert text.count("Traceback (most recent call last)") == 1, text
+    assert text.splitlines()[-1].startswith("holdfast.FencedOut: ") or "\nholdfast.FencedOut: " in text, text
+
+
 async def commits_its_own(subject: Subject, before: int) -> None:
     """A transaction that the user begins and commits. Protecting it returns the fence."""
     grant = await subject.acquire()
@@ -74,8 +82,9 @@ async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject) -
     grant = await subject.acquire()
     assert subject.supersede().fence > grant.fence
     for number, at in enumerate(AT, 1):
-        with pytest.raises(FencedOut, match=subject.name):
+        with pytest.raises(FencedOut, match=subject.name) as refused:
             await subject.write_within(grant, at, "stale")
+        has_one_traceback(refused.value)
         await subject.begin()
         with pytest.raises(FencedOut):
             await settled(grant.protect(subject.connection, at=at))
@@ -121,8 +130,9 @@ async def test_a_superseded_holder_is_refused_by_its_own_commit(on_postgres: Sub
     await subject.rollback()
     assert successor.release()
     grant = await subject.acquire()
-    with pytest.raises(FencedOut, match=subject.name):
+    with pytest.raises(FencedOut, match=subject.name) as refused:
         await subject.write_within(grant, "commit", "stale", subject.supersede)
+    has_one_traceback(refused.value)
     assert subject.rows() == []
     assert at_rest(subject)
 

@@ -95,7 +95,7 @@ def test_an_exception_in_the_block_frees_it_and_leaves_the_file_as_it_was(tmp_pa
     with pytest.raises(KeyError), holdfast.file_lock(path) as file:
         json.loads(json.dumps({}))["port"]
     assert path.read_text() == "before"
-    with pytest.raises(holdfast.LeaseLost, match="was released"):
+    with pytest.raises(holdfast.LockLost, match="was released"):
         file.write_text("late")
     with holdfast.file_lock(path, timeout=0):
         pass
@@ -381,7 +381,7 @@ def test_a_forked_child_owns_nothing_and_harms_nothing(tmp_path: Path) -> None:
     if not child:
         try:
             grant.check()
-        except holdfast.LeaseLost:
+        except holdfast.LockLost:
             released = grant.release()
             del grant
             gc.collect()

@@ -118,7 +118,7 @@ def test_a_block_does_not_begin_with_a_grant_that_is_gone(either: str) -> None:
         grant = client.lock("a").acquire()
         with grant:
             assert client.lock("a").try_acquire() is None
-        with pytest.raises(holdfast.LeaseLost, match="'a' was released"), grant:
+        with pytest.raises(holdfast.LockLost, match="'a' was released"), grant:
             pytest.fail("it runs unlocked")
 
 

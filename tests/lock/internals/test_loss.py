@@ -52,7 +52,7 @@ def test_a_session_that_ends_tells_every_grant_on_it(connect: Connect, postgres_
     terminate(postgres_url)
     eventually(lambda: all(grant.lost for grant in grants), "every grant has learned of it")
     for grant in grants:
-        with pytest.raises(holdfast.LeaseLost, match="session"):
+        with pytest.raises(holdfast.LockLost, match="session"):
             grant.check()
         assert grant.release() is False
     eventually(lambda: sorted(told) == [("agent", 1), ("agent", 2)], "and so have their owners")
@@ -267,9 +267,9 @@ async def test_on_lost_cancel_ends_the_block_and_raises(postgres_url: str) -> No
             await asyncio.sleep(600)
 
     async with holdfast.AsyncClient(postgres_url) as client:
-        with pytest.raises(holdfast.LeaseLost, match="session"):
+        with pytest.raises(holdfast.LockLost, match="session"):
             await block(client.lock("a", on_lost="cancel"))
-        with pytest.raises(holdfast.LeaseLost):
+        with pytest.raises(holdfast.LockLost):
             await block(client.lock("a", on_lost="cancel").or_skip())
 
 

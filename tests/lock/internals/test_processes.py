@@ -129,7 +129,7 @@ if child == 0:
         assert grant.lost
         try:
             grant.check()
-        except holdfast.LeaseLost as error:
+        except holdfast.LockLost as error:
             assert "parent" in str(error)
         assert grant.release() is False
         assert client.lock("a").try_acquire() is None

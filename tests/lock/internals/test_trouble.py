@@ -195,7 +195,7 @@ def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_ne
         file = Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}")
         file.rename(f"{file}{end}") if end else file.unlink()
     eventually(lambda: held.lost, "it is told")
-    with pytest.raises(holdfast.LeaseLost, match="was removed"):
+    with pytest.raises(holdfast.LockLost, match="was removed"):
         held.check()
     assert [each.lock(name).try_acquire() for each in (holder, newcomer)] == [None, None]
     assert won[0].release() is True
@@ -365,7 +365,7 @@ def test_the_grants_of_an_event_loop_that_was_closed_are_lost(postgres_url: str,
     with holdfast.Client(postgres_url) as other:
         other.lock("a").acquire(timeout=PATIENCE)
         assert grant.lost
-        with pytest.raises(holdfast.LeaseLost, match="loop"):
+        with pytest.raises(holdfast.LockLost, match="loop"):
             grant.check()
 
 

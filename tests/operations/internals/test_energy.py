@@ -14,8 +14,8 @@ import pytest
 
 import holdfast
 import holdfast.telemetry
-from holdfast import Energy, Estimate
 from holdfast.integrations.codecarbon import CodeCarbon
+from holdfast.lineage import Energy, Estimate
 from holdfast.lineage.prov import document
 from holdfast.operations import energy_clock
 from holdfast.runtime import concurrency_async
@@ -56,7 +56,7 @@ def burn_beside() -> str:
     return burn()
 
 
-def ends(client: holdfast.Client) -> list[holdfast.Event]:
+def ends(client: holdfast.Client) -> list[holdfast.lineage.Event]:
     return [each for each in client.relays.events() if each.type in ("COMPLETE", "FAIL")]
 
 

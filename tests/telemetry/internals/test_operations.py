@@ -211,7 +211,7 @@ def test_one_whose_result_is_kept_no_longer_is_a_hit_and_no_replay(sqlite_url: s
 def test_what_is_done_from_outside_says_whether_the_dataset_is_sovereign(either: str, told: Told) -> None:
     """As the policy says, or else the log; and what only some may roll back counts as left."""
     graves = holdfast.OperationKey(pipeline="p", task="t", dataset="graves", operation="o")
-    policy = holdfast.Policy({"graves": {"sovereign": True, "may_reset": ["elder"]}})
+    policy = holdfast.governance.Policy({"graves": {"sovereign": True, "may_reset": ["elder"]}})
     with holdfast.Client(either, policy=policy) as client:
         client.operations.register("undo", rollback=one)
         client.operation(KEY, sovereign=True).run(one)

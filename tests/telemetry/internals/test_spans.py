@@ -78,7 +78,7 @@ def test_a_span_says_what_became_of_the_operation_and_has_what_is_inside_for_chi
 
 
 def test_a_span_says_what_it_is_estimated_to_have_cost(sqlite_url: str, traced: Traced) -> None:
-    with holdfast.Client(sqlite_url, energy=holdfast.Energy(watts=10, grams_per_kwh=360)) as client:
+    with holdfast.Client(sqlite_url, energy=holdfast.lineage.Energy(watts=10, grams_per_kwh=360)) as client:
         client.operation("a").run(lambda: sum(range(10_000)))
     [span] = traced.ended()["holdfast.operation"]
     assert span.attributes is not None

@@ -49,12 +49,12 @@ class Backends:
                     await self._client.objects.put_if("gateway", "installation", payload, holdfast.MustCreate())
         return self._installation
 
-    async def list(self) -> list[holdfast.Backend]:
+    async def list(self) -> list[holdfast.reconciler.Backend]:
         prefix = f"{await self.installation()}/"
         backends = await self._driver.list()
         return [self._note_token(each) for each in backends if str(each.details.get("owner")).startswith(prefix)]
 
-    async def get(self, id: str) -> holdfast.Backend | None:
+    async def get(self, id: str) -> holdfast.reconciler.Backend | None:
         """The backend of a record after the due action; None when the driver runs nothing for it."""
         installation, backend = await self.installation(), await self._driver.get(id)
         record = await self._client.objects.get(TYPE, id)
@@ -71,7 +71,7 @@ class Backends:
         self._tokens.pop(id, None)
         return self._note_token(backend)
 
-    async def watch(self) -> AsyncIterator[holdfast.DriverEvent | None]:
+    async def watch(self) -> AsyncIterator[holdfast.reconciler.DriverEvent | None]:
         """The events of the driver, and one for every record that was changed. Raises when either source ends."""
         queue: asyncio.Queue[Any] = asyncio.Queue(100)
         events, changes = self._driver.watch(), self._client.objects.watch(TYPE)
@@ -98,7 +98,7 @@ class Backends:
         """False while a supervised sandbox has no supervisor connected to any replica: it is not ready then."""
         return id not in self._supervised or await self._client.leases.get(f"{SUPERVISOR_LEASE}{id}") is not None
 
-    async def create(self, record: holdfast.ObjectRecord, token: str | None) -> holdfast.Backend:
+    async def create(self, record: holdfast.ObjectRecord, token: str | None) -> holdfast.reconciler.Backend:
         """Create the backend of a record; the existing one when another replica has. DriverError 409 when the id is
         taken by another sandbox."""
         payload = record.payload
@@ -139,7 +139,7 @@ class Backends:
         for id in backends:
             await self.get(id)
 
-    async def _create_for_record(self, record: holdfast.ObjectRecord) -> holdfast.Backend:
+    async def _create_for_record(self, record: holdfast.ObjectRecord) -> holdfast.reconciler.Backend:
         """Create the backend in place of the replica that wrote the record and went no further.
 
         That replica's token is unknown here, so the record gets a second one; either is valid.
@@ -157,11 +157,11 @@ class Backends:
         except holdfast.DriverError as error:
             if error.status != 422:
                 raise
-            refused = holdfast.BackendCondition("Ready", False, "Refused", str(error), terminal=True)
+            refused = holdfast.reconciler.BackendCondition("Ready", False, "Refused", str(error), terminal=True)
             details = {"owner": records.owner(record.payload, await self.installation())}
-            return holdfast.Backend(record.id, (refused,), details=details)
+            return holdfast.reconciler.Backend(record.id, (refused,), details=details)
 
-    def _note_token(self, backend: holdfast.Backend) -> holdfast.Backend:
+    def _note_token(self, backend: holdfast.reconciler.Backend) -> holdfast.reconciler.Backend:
         if TOKEN_VARIABLE in backend.details.get("env", ()):
             self._supervised.add(backend.id)
         else:
@@ -173,10 +173,10 @@ async def _forward(source: Any, queue: asyncio.Queue[Any]) -> None:
     """Put all events of ``source`` into ``queue``, and at its end the error."""
     try:
         async for event in source:
-            if event is None or isinstance(event, holdfast.DriverEvent):
+            if event is None or isinstance(event, holdfast.reconciler.DriverEvent):
                 await queue.put(event)
             elif event.kind != "deleted":
-                await queue.put(holdfast.DriverEvent("status", event.id))
+                await queue.put(holdfast.reconciler.DriverEvent("status", event.id))
         raise holdfast.DriverError("the stream of events has ended")
     except Exception as error:
         await queue.put(error)

@@ -52,7 +52,9 @@ def owner(payload: Mapping[str, Any], installation: str) -> str:
     return f"{installation}/{payload['incarnation']}"
 
 
-def due_action(payload: Mapping[str, Any] | None, backend: holdfast.Backend | None, installation: str) -> SandboxAction:
+def due_action(
+    payload: Mapping[str, Any] | None, backend: holdfast.reconciler.Backend | None, installation: str
+) -> SandboxAction:
     """What the driver has to do. ``payload``: of the record; None when there is none, and nothing of ours may run.
 
     A sandbox whose backend has disappeared is not created again: the reconciler reports it as gone.
@@ -67,7 +69,7 @@ def due_action(payload: Mapping[str, Any] | None, backend: holdfast.Backend | No
     return SandboxAction.CREATE if is_wanted and is_new else SandboxAction.KEEP
 
 
-def is_backend_of(payload: Mapping[str, Any] | None, backend: holdfast.Backend, installation: str) -> bool:
+def is_backend_of(payload: Mapping[str, Any] | None, backend: holdfast.reconciler.Backend, installation: str) -> bool:
     return payload is not None and backend.details.get("owner") == owner(payload, installation)
 
 

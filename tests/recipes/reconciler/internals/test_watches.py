@@ -124,7 +124,7 @@ def test_a_call_of_the_driver_that_was_cancelled_from_within_is_one_that_failed(
     """As some clients raise it when their channel is closed. Nobody has cancelled us, and we go on."""
     cancelled: list[str] = []
 
-    async def listed(_: object) -> list[holdfast.Backend]:
+    async def listed(_: object) -> list[holdfast.reconciler.Backend]:
         cancelled.append("list")
         raise asyncio.CancelledError
 
