@@ -28,6 +28,8 @@ TYPE = "session"
 KEEP = timedelta(days=7)
 """How long the record of an ended session is kept: until then it answers 410, later 404."""
 _PAGE = 1000
+_RELEASE_TIMEOUT = 3.0
+"""Seconds that a claim which fails waits for the release of its slot; after that it is released in the background."""
 _EXPIRED = "its slot has expired: no heartbeat came in time"
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])
@@ -95,7 +97,8 @@ async def claim(gateway: CurrentGateway, body: NewSession, response: Response) -
             TYPE, id, payload, holdfast.MustCreate(), labels={"pool": body.pool, "state": ACTIVE}
         )
     except BaseException:
-        grant.abandon()
+        with suppress(holdfast.EngineError):
+            await grant.release(timeout=_RELEASE_TIMEOUT)
         raise
     response.headers["Location"] = f"/sessions/{id}"
     return _answer(record)
