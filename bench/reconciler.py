@@ -74,7 +74,7 @@ async def _alone(url: str, count: int, word: str) -> tuple[float, float]:
         async def work(term: Any) -> None:
             for _ in range(2):
                 reconciler = client.reconciler("sandbox", SlowDriver(count, word))
-                await reconciler.sweep(term)
+                await reconciler._sweep(term)
                 took.append(reconciler.status().sweep_seconds or 0.0)
 
         await client.elector("reconciler").run(work)
@@ -129,7 +129,7 @@ async def _share(url: str, count: int, word: str, number: int, own: int) -> None
             await asyncio.sleep(0.05)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await client.reconciler("sandbox", SlowDriver(count, word)).sweep(shards)
+        await client.reconciler("sandbox", SlowDriver(count, word))._sweep(shards)
         print(time.monotonic(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
 

@@ -218,7 +218,7 @@ def kept(grant: Any, seconds: float = 1.0) -> None:
 
     def end() -> float:
         grant.check()
-        return float(grant.trusted_until)
+        return float(grant._trusted_until)
 
     before = end()
     eventually(lambda: end() > before + seconds, f"heartbeats have moved the end of its trust by {seconds:g} s")

@@ -28,8 +28,8 @@ def held(client: Any, *ttls: float, **options: Any) -> Any:
     does not outlast by standing still."""
     for ttl in ttls:
         grant = client.lease(f"import-{ttl}", ttl=ttl, renew_every=0.05, **options).acquire()
-        first = grant.trusted_until
-        until(lambda: grant.lost or grant.trusted_until > first + 0.1, what="some heartbeats")  # noqa: B023
+        first = grant._trusted_until
+        until(lambda: grant.lost or grant._trusted_until > first + 0.1, what="some heartbeats")  # noqa: B023
         if not grant.lost:
             return grant
     raise AssertionError(f"none of the TTLs {ttls} was long enough")

@@ -99,7 +99,7 @@ async def test_a_task_that_the_holder_awaits_later_is_the_holder_from_then_on(ei
 
         async def stand_in_line(asking: Coroutine[Any, Any, object]) -> object:
             task = asyncio.create_task(asking)
-            await until(lambda: client._locks.gauges()[1][1], "it stands in line")  # type: ignore[union-attr, index]
+            await until(lambda: client._locks._gauges()[1][1], "it stands in line")  # type: ignore[union-attr, index]
             return await task
 
         wrapped: Any = {"task": stand_in_line, "group": lambda asking: in_a_group(stand_in_line(asking))}
@@ -117,7 +117,7 @@ async def test_a_task_that_is_awaited_by_whoever_has_passed_on_the_grant_is_some
         grant = await client.lock("a").acquire()
 
         async def give_back() -> bool:
-            while not client._locks.gauges()[1][1]:  # type: ignore[union-attr, index] # noqa: ASYNC110
+            while not client._locks._gauges()[1][1]:  # type: ignore[union-attr, index] # noqa: ASYNC110
                 await asyncio.sleep(0)
             return await grant.release()
 
@@ -147,7 +147,7 @@ def test_a_thread_started_inside_the_block_is_somebody_else(either: str) -> None
             with pytest.raises(holdfast.LockReentered):
                 context.run(client.lock("a", timeout=LONG).acquire)
             heir = pool.submit(context.run, client.lock("a", timeout=LONG).acquire)
-            eventually(lambda: client._locks.gauges()[1][1], "it waits")  # type: ignore[union-attr, index]
+            eventually(lambda: client._locks._gauges()[1][1], "it waits")  # type: ignore[union-attr, index]
         assert heir.result(LONG).release() is True
 
 

@@ -46,4 +46,4 @@ class Audit:
 
     def list(self, *, limit: int = 100) -> Records:
         """The latest entries first. An entry without an outcome is under way, or its process died."""
-        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"limit": check_limit(limit)})]
+        return [AuditRecord._of(row) for row in self._engine.call("audit_list", {"limit": check_limit(limit)})]

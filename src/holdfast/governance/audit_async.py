@@ -45,4 +45,4 @@ class AsyncAudit:
 
     async def list(self, *, limit: int = 100) -> Records:
         """The latest entries first. An entry without an outcome is under way, or its process died."""
-        return [AuditRecord.of(row) for row in await self._engine.call("audit_list", {"limit": check_limit(limit)})]
+        return [AuditRecord._of(row) for row in await self._engine.call("audit_list", {"limit": check_limit(limit)})]

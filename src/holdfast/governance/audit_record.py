@@ -31,7 +31,7 @@ class AuditRecord:
     ended_at: datetime | None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> AuditRecord:
+    def _of(cls, row: Mapping[str, Any]) -> AuditRecord:
         detail = row["detail"]
         return cls(**{
             **row,

@@ -40,17 +40,17 @@ class AsyncLeases:
 
     async def list(self) -> Records:
         """Every live lease, by name."""
-        return [LeaseRecord.of(row) for row in await self._engine.call("lease_list", {"name": None})]
+        return [LeaseRecord._of(row) for row in await self._engine.call("lease_list", {"name": None})]
 
     async def get(self, name: str) -> LeaseRecord | None:
         """The live lease of that name, or None."""
         rows = await self._engine.call("lease_list", {"name": check_name(name)})
-        return LeaseRecord.of(rows[0]) if rows else None
+        return LeaseRecord._of(rows[0]) if rows else None
 
     async def history(self, name: str | None = None, *, limit: int = 100) -> Past:
         """Grants that have ended, the latest first; the newest 10,000 are kept."""
         asked = {"name": None if name is None else check_name(name), "limit": check_limit(limit)}
-        return [HistoryRecord.of(row) for row in await self._engine.call("lease_history", asked)]
+        return [HistoryRecord._of(row) for row in await self._engine.call("lease_history", asked)]
 
     async def probe(self) -> Verdicts:
         """Check that this database keeps the lease contract: seven cases on a new name, in one transaction that is

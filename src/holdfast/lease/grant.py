@@ -30,7 +30,7 @@ CLOSE_TIMEOUT = 5.0
 class LeaseGrant:
     """A lease we hold. ``token`` is the secret proof, ``fence`` rises with every acquisition of any lease."""
 
-    kind = "lease"
+    _kind = "lease"
 
     def __init__(
         self, engine: Engine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
@@ -54,7 +54,7 @@ class LeaseGrant:
         return self._problem() is not None
 
     @property
-    def trusted_until(self) -> float:
+    def _trusted_until(self) -> float:
         """Until when it can be trusted, on the clock of the lease (CLOCK_BOOTTIME where there is one)."""
         return self._current.until
 
@@ -71,7 +71,7 @@ class LeaseGrant:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
         if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
-        asked_at, limit = now(), self.limit()
+        asked_at, limit = now(), self._limit()
         [row] = self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._on_lost_first(LeaseLost("it expired or was taken over before it was renewed"))
@@ -97,7 +97,7 @@ class LeaseGrant:
             self._releasing = False
             raise
         except BaseException:
-            self.abandon()
+            self._abandon()
             raise
         self._finish()
         return done
@@ -135,7 +135,7 @@ class LeaseGrant:
     def __enter__(self) -> Self:
         """LeaseLost or OwnershipUnknown if it is lost already: then the block does not run."""
         if self.lost:
-            self.abandon()
+            self._abandon()
             self.check()
         if self._terms.on_lost == "cancel":
             self._scope.enter()
@@ -149,21 +149,21 @@ class LeaseGrant:
         finally:
             try:
                 if self.lost:  # a database that did not answer would not answer now
-                    self.abandon()
+                    self._abandon()
                 else:
-                    self.release(timeout=self.limit())
+                    self.release(timeout=self._limit())
             except EngineError as problem:
                 log.event(
                     "lease.released_late", WARNING,
                     "lease %(lease)r is released later: the database did not take it now: %(error)s",
                     lease=self.name, error=str(problem),
                 )  # fmt: skip
-                self.abandon()
+                self._abandon()
             except BaseException:  # e.g. Ctrl-C before the release
-                self.abandon()
+                self._abandon()
                 raise
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Release it in the background, however long that takes. Also one that was left to expire and has outlived its
         client."""
         if self._released or (self._engine.closed and not self._expires) or self._pid != os.getpid():
@@ -176,28 +176,28 @@ class LeaseGrant:
         lease that this process does not renew (``auto_renew=False``)."""
         if self._terms.auto_renew:
             raise ValueError(
-                f"{self.kind} {self.name!r} is renewed by this process: only one with auto_renew=False can be detached"
+                f"{self._kind} {self.name!r} is renewed by this process: only one with auto_renew=False can be detached"
             )
         self._forget()
         return self.token
 
-    def keep(self, beat: str, session_key: int | None) -> None:
+    def _keep(self, beat: str, session_key: int | None) -> None:
         """Have the heartbeat renew it from now on."""
         on_beat = self._on_beat if self._terms.has_own_beat else None
         lease = KeptLease(self.name, self.token, self._engine.owner, self._lose, on_beat, self._terms.on_recall)
         self._beat = self._keeper.keep(beat, self._trust, self._terms.renew_every, lease, session_key=session_key)
 
-    def let_expire(self) -> None:
+    def _let_expire(self) -> None:
         """Stop renewing it without releasing it: for work that cannot be stopped."""
         if self._beat is not None:
             self._expires = True
             self._keeper.let_expire(self._beat)
 
-    def age(self) -> float:
+    def _age(self) -> float:
         """Seconds since the database last confirmed it, at most."""
         return self._current.age(now())
 
-    def limit(self) -> float:
+    def _limit(self) -> float:
         """How long a call about it may take: beyond its trust the answer is worth nothing."""
         return min(CALL_TIMEOUT, max(1.0, self._current.left(now())))
 
@@ -272,7 +272,7 @@ class LeaseGrant:
         leases, or have an older snapshot. Without an answer the lease counts as lost."""
         parameters = {"name": self.name, "token": self.token}
         try:
-            if self._engine.call("lease_status", parameters, timeout=self.limit()):
+            if self._engine.call("lease_status", parameters, timeout=self._limit()):
                 return True
         except EngineError as problem:
             log.debug("lease %r: a transaction was refused, and its status is unknown: %s", self.name, problem)
@@ -285,15 +285,15 @@ class LeaseGrant:
         if since is None or not telemetry.listeners:
             return
         if error is not None:
-            telemetry.emit("lease.lost", kind=self.kind, reason=type(error).__name__)
-        telemetry.emit("lease.ended", kind=self.kind, held=now() - since)
+            telemetry.emit("lease.lost", kind=self._kind, reason=type(error).__name__)
+        telemetry.emit("lease.ended", kind=self._kind, held=now() - since)
 
     def _on_beat(self, problem: HoldfastError | None) -> None:
         """In the background thread, after a heartbeat."""
         if self._released:
             return
         if problem is not None and self._terms.strict:
-            self.let_expire()
+            self._let_expire()
             self._lose(problem)
         elif self._terms.on_beat is not None:
             self._terms.on_beat(problem, False)

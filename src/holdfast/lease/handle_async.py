@@ -91,7 +91,7 @@ class AsyncHandle(ABC, Generic[G]):
             _abandon(grants)
             raise
 
-    async def ask(self, grants: list[G]) -> Refusal | None:
+    async def _ask(self, grants: list[G]) -> Refusal | None:
         """Ask once. Appends the grant to ``grants``, so that the caller has it before anything can interrupt."""
         try:
             refusal = await self._attempt(grants)
@@ -232,7 +232,7 @@ class AsyncHandle(ABC, Generic[G]):
             held = engine.state(AsyncHeldLeases)
             grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
             if terms.auto_renew:
-                grant.keep(row["beat"], session_key)
+                grant._keep(row["beat"], session_key)
             else:
                 held.unrenewed[token] = grant.name
             if row["status"] == "taken_over":
@@ -334,4 +334,4 @@ def _call_timeout(left: float) -> float:
 def _abandon(grants: Sequence[AsyncLeaseGrant]) -> None:
     """Release in the background what was interrupted on its way to the caller."""
     for grant in grants:
-        grant.abandon()
+        grant._abandon()

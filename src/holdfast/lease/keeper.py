@@ -131,7 +131,7 @@ class Keeper:
         """Only those that live with the session: it has to stay open for them."""
         self._purge_at = 0.0
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float]]:
         with self._lock:
             yield "leases_held", float(sum(len(beat.leases) for beat in self._beats))
             yield "lease_waiters", float(self.background.listener.lease_waiters())

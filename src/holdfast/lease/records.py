@@ -30,7 +30,7 @@ class LeaseRecord:
     """Seconds to ``expires_at``, by the database's clock at the time of the query. The local clock may differ."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> LeaseRecord:
+    def _of(cls, row: Mapping[str, Any]) -> LeaseRecord:
         return cls(
             row["name"], row["holder"], row["fence"], as_datetime(row["acquired_at"]), as_datetime(row["expires_at"]),
             row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
@@ -54,5 +54,5 @@ class HistoryRecord:
     reason: str | None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> HistoryRecord:
+    def _of(cls, row: Mapping[str, Any]) -> HistoryRecord:
         return cls(**{**row, "acquired_at": as_datetime(row["acquired_at"]), "ended_at": as_datetime(row["ended_at"])})

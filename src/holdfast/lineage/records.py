@@ -36,7 +36,7 @@ class RelayRecord:
     """Its place in the log."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> RelayRecord:
+    def _of(cls, row: Mapping[str, Any]) -> RelayRecord:
         return cls(**{**row, "since": as_datetime(row["since"]), "moved_at": as_datetime(row["moved_at"])})
 
 
@@ -54,7 +54,7 @@ class ParkedRecord:
     """Whether the relay will send it again."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> ParkedRecord:
+    def _of(cls, row: Mapping[str, Any]) -> ParkedRecord:
         return cls(**{
             **row,
             "event": Event.of(json.loads(row["event"])),

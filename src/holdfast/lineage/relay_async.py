@@ -292,7 +292,7 @@ class AsyncRelay:
         ``client.relays``."""
         return self._elector.status()
 
-    def gauges(self) -> Iterable[tuple[str, float]]:
+    def _gauges(self) -> Iterable[tuple[str, float]]:
         """The lag, from memory: also while the database or the sink does not answer. Nothing while standing by."""
         caught_up_at = self._progress.caught_up_at
         if caught_up_at is not None:

@@ -38,12 +38,12 @@ class AsyncRelays:
 
     async def list(self) -> Records:
         """Every relay that was ever run, with the number and the age of the entries it has not published."""
-        return [RelayRecord.of(row) for row in await self._engine.call("relay_list", {})]
+        return [RelayRecord._of(row) for row in await self._engine.call("relay_list", {})]
 
     async def parked(self, name: str, *, limit: int = 100) -> Parked:
         """The events that its sink refused, the oldest first."""
         parameters = {"name": check_name(name), "only_again": False, "limit": check_limit(limit)}
-        return [ParkedRecord.of(row) for row in await self._engine.call("relay_parked", parameters)]
+        return [ParkedRecord._of(row) for row in await self._engine.call("relay_parked", parameters)]
 
     async def retry(self, name: str, id: str | None = None) -> int:
         """Let the relay send its parked events again, all or one, before it goes on. Returns their number."""

@@ -113,7 +113,7 @@ class FileLock:
     def _begin(self, grant: FileGrant) -> FileGrant:
         """A block. Interrupted here, nobody would ever leave it."""
         try:
-            grant.block = True
+            grant._block = True
             self._entered.append(grant)
             return grant
         except BaseException:
@@ -124,7 +124,7 @@ class FileLock:
         """Of the block that ends. Whoever leaves may have released its own before, and somebody else be inside by
         now."""
         me = _me()
-        return next((each for each in reversed(self._entered) if each.owner == me), self._entered[-1])
+        return next((each for each in reversed(self._entered) if each._owner == me), self._entered[-1])
 
     def _forget(self, grant: FileGrant) -> None:
         grant.release()
@@ -160,9 +160,9 @@ class FileLock:
 
     def _is_mine(self) -> bool:
         grant, me = _grants.get(self._lock_path), _me()
-        if grant is None or not grant._held or grant.pid != os.getpid():
+        if grant is None or not grant._held or grant._pid != os.getpid():
             return False
-        return grant.owner == me or (grant.block and awaits(grant.owner, me))
+        return grant._owner == me or (grant._block and awaits(grant._owner, me))
 
     def _pause(self, limit: float, until: float) -> float:
         left = until - time.monotonic()
@@ -178,9 +178,9 @@ class FileGrant:
     """A file we have for ourselves, as far as everybody asks for the lock. Any thread or task may release it."""
 
     def __init__(self, path: Path, lock: BaseFileLock) -> None:
-        self.path, self._lock, self.pid = path, lock, os.getpid()
-        self.owner = _me()
-        self.block = False
+        self.path, self._lock, self._pid = path, lock, os.getpid()
+        self._owner = _me()
+        self._block = False
         self._held = True
         self._claims: dict[str, object] = {}
         """Which call of ``release`` does it. ``setdefault`` is atomic: of several calls, one enters its claim."""
@@ -217,7 +217,7 @@ class FileGrant:
         """Raise LockLost when it was released, or is another process's."""
         if not self._held or self._claims:
             raise LockLost(f"the lock on {self.path} was released")
-        if self.pid != os.getpid():
+        if self._pid != os.getpid():
             raise LockLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
 
     def release(self) -> bool:
@@ -226,7 +226,7 @@ class FileGrant:
         Of several threads that release it at the same time one returns True. The others return False at once: the first
         may not have unlocked it yet.
         """
-        if not self._held or self.pid != os.getpid():
+        if not self._held or self._pid != os.getpid():
             return False
         claim = object()
         try:

@@ -29,16 +29,16 @@ _NONE = Ticket((), "", None, waits=False)
 class LockGrant:
     """A lock we hold. Any thread or task may release it."""
 
-    __slots__ = ("__weakref__", "_era", "_on_lost", "_ours", "_over", "_space", "name", "scope", "ticket")
+    __slots__ = ("__weakref__", "_era", "_on_lost", "_ours", "_over", "_scope", "_space", "_ticket", "name")
 
     def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
         self.name = name
         self._space, self._on_lost = space, on_lost
         self._over: HoldfastError | None = None
         self._ours = True  # deleted by whoever gives it back: that is one step, and of two threads one does it
-        self.scope = CancelScope() if on_lost == "cancel" else None
+        self._scope = CancelScope() if on_lost == "cancel" else None
         self._era = forks.era
-        self.ticket = _NONE
+        self._ticket = _NONE
 
     def __repr__(self) -> str:
         return f"<LockGrant {self.name!r} {'lost' if self.lost else 'held'}>"
@@ -56,19 +56,19 @@ class LockGrant:
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         try:
-            if not self.takes_back():
+            if not self._takes_back():
                 return False
-            self._space.sessions.release(self.ticket)
-            self.ticket.tell = None
-            return self.ticket.state == "released"
+            self._space.sessions.release(self._ticket)
+            self._ticket.tell = None
+            return self._ticket.state == "released"
         except BaseException:
-            self.abandon()
+            self._abandon()
             raise
 
-    def takes_back(self) -> bool:
+    def _takes_back(self) -> bool:
         """Is it to be unlocked? Of all who release it, in whatever threads, one is told so, and unlocks it, or says
-        ``abandon`` when it is cut short: another may have it by the time the second one comes."""
-        if self._era != forks.era or self.ticket.state != "held":
+        ``_abandon`` when it is cut short: another may have it by the time the second one comes."""
+        if self._era != forks.era or self._ticket.state != "held":
             return False
         try:
             del self._ours
@@ -76,20 +76,20 @@ class LockGrant:
             return False
         return True
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Interrupted on the way to the caller: nobody would ever release it."""
         with suppress(AttributeError):
             del self._ours
         if self._era == forks.era:
-            self._space.sessions.abandon(self.ticket)
+            self._space.sessions.abandon(self._ticket)
 
-    def start_over(self) -> None:
+    def _start_over(self) -> None:
         """It was lost before anybody had it, or not granted: it is asked for again."""
-        self.ticket, self._over = _NONE, None
+        self._ticket, self._over = _NONE, None
 
-    def lose(self, error: Exception) -> None:
+    def _lose(self, error: Exception) -> None:
         """Called by the pump: the session that held it is gone."""
-        if self.ticket.state != "lost" or self._over is not None:  # it has started over meanwhile, or knows
+        if self._ticket.state != "lost" or self._over is not None:  # it has started over meanwhile, or knows
             return
         self._over = problem = self._loss(error)
         if self._on_lost == "exit":
@@ -99,8 +99,8 @@ class LockGrant:
                 extra={"event": "lock.exits", "lock": self.name, "error": str(problem)},
             )
             os._exit(LOST_STATUS)
-        if self.scope is not None:
-            self.scope.cancel(problem)
+        if self._scope is not None:
+            self._scope.cancel(problem)
         elif callable(self._on_lost):
             self._space.engine.owner.notify(self._on_lost, self)
 
@@ -108,7 +108,7 @@ class LockGrant:
         """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and
         when the garbage collector comes is no answer to who may go in."""
         try:
-            if self.ticket.state != "held" or not hasattr(self, "_ours"):
+            if self._ticket.state != "held" or not hasattr(self, "_ours"):
                 return
         except AttributeError:  # interrupted when it was made
             return
@@ -120,42 +120,44 @@ class LockGrant:
                 source=self,
             )
 
-    def listen(self) -> None:
+    def _listen(self) -> None:
         """Held now. Whoever only looks at ``lost`` sees it in the ticket; the others are told by the pump, which knows
         the grant then, also when nobody else does."""
-        self.ticket.tell = self.lose
+        self._ticket.tell = self._lose
 
     def __enter__(self) -> Self:
         """LockLost when it is gone already: the block would run unlocked."""
         self.check()
-        self.enter()
+        self._enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave(kind, error, trace)
+        self._leave(kind, error, trace)
 
-    def enter(self) -> None:
+    def _enter(self) -> None:
         """A block begins."""
-        self.ticket.block = True
-        if self.scope is not None:
-            self.scope.enter()
+        self._ticket.block = True
+        if self._scope is not None:
+            self._scope.enter()
 
-    def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """The block is over."""
         try:
-            if self.scope is not None:
-                self.scope.exit(kind, error, trace)
+            if self._scope is not None:
+                self._scope.exit(kind, error, trace)
         finally:
             try:
                 self.release()
             except EngineError as problem:
-                self.put_off(problem)
+                self._put_off(problem)
 
-    def put_off(self, problem: EngineError) -> None:
+    def _put_off(self, problem: EngineError) -> None:
         """The pump goes on until it is free, or its session is gone."""
-        self.abandon()
+        self._abandon()
         log.warning(
             "lock %r is released later, the database did not take it now: %s",
             self.name,
@@ -176,8 +178,8 @@ class LockGrant:
         if self._space.engine.closing:
             return LockLost(f"lock {self.name!r} was released when its client was closed")
         ours = hasattr(self, "_ours")
-        if self.ticket.state == "lost" and ours:  # and about to be told
-            return self._loss(self.ticket.problem)
-        if not ours or self.ticket.state != "held":
+        if self._ticket.state == "lost" and ours:  # and about to be told
+            return self._loss(self._ticket.problem)
+        if not ours or self._ticket.state != "held":
             return LockLost(f"lock {self.name!r} was released")
         return None

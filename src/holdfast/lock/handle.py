@@ -50,23 +50,23 @@ class Lock:
         """The grant; AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if that is 0,
         LockReentered at once if this very thread or task has it already, or the block of a task that awaits it."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
-        grant = self.make()
+        grant = self._make()
         try:
             state = self._take(grant, limit)
             if state == "held":
                 return grant
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
         raise self._refused(state, limit, grant)
 
     def try_acquire(self) -> LockGrant | None:
         """The grant, or None when somebody has it, be it this very thread or task."""
-        grant = self.make()
+        grant = self._make()
         try:
-            return grant if self.skips(grant) else None
+            return grant if self._skips(grant) else None
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
 
     def or_skip(self) -> Skip:
@@ -82,24 +82,24 @@ class Lock:
                 if space.era != forks.era:
                     space.check_usable()
                 if (key := wanted.key or space.key_of(wanted)) is None:
-                    state = self._ask_first(grant, limit) or grant.ticket.state
+                    state = self._ask_first(grant, limit) or grant._ticket.state
                 else:
-                    grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
+                    grant._ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
                     state = space.sessions.acquire(ticket, limit or CALL_TIMEOUT) or ticket.state
                 if state == "held" and self._on_lost == "flag":
-                    grant.ticket.block = True
+                    grant._ticket.block = True
                     self._entered.append(grant)
                     return grant
                 state = self._go_on(grant, state, limit)
             except BaseException:
-                grant.abandon()
+                grant._abandon()
                 raise
             if state == "held":
-                grant.enter()
+                grant._enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
         raise self._refused(state, limit, grant)
 
@@ -110,23 +110,23 @@ class Lock:
             entered = self._entered
             grant = entered[0] if len(entered) == 1 else _innermost(entered)
             if self._on_lost != "flag":
-                grant.leave(kind, error, trace)
-            elif grant.takes_back():
-                self._space.sessions.release(grant.ticket)
+                grant._leave(kind, error, trace)
+            elif grant._takes_back():
+                self._space.sessions.release(grant._ticket)
         except EngineError as problem:
-            grant.put_off(problem)
+            grant._put_off(problem)
         except BaseException:
             _abandon_innermost(self._entered)
             raise
         entered.remove(grant)
 
     def _refused(self, state: State, limit: float, grant: LockGrant) -> Exception:
-        return refusal(self.name, state, waited=limit or None, contended=grant.ticket.contended)
+        return refusal(self.name, state, waited=limit or None, contended=grant._ticket.contended)
 
-    def make(self) -> LockGrant:
+    def _make(self) -> LockGrant:
         return LockGrant(self._space, self._target.name, self._on_lost)
 
-    def skips(self, grant: LockGrant) -> bool:
+    def _skips(self, grant: LockGrant) -> bool:
         state = self._take(grant, 0.0)
         if state in ("held", "busy", "reentered"):
             return state == "held"
@@ -135,11 +135,11 @@ class Lock:
     def _take(self, grant: LockGrant, limit: float) -> State:
         """Abandoned when it is cut short, and again by whoever called: an interrupt may come in the midst of it."""
         try:
-            state = self._ask(grant, limit) or grant.ticket.state
+            state = self._ask(grant, limit) or grant._ticket.state
             if state != "held" or self._on_lost != "flag":
                 state = self._go_on(grant, state, limit)
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
         return state
 
@@ -150,7 +150,7 @@ class Lock:
             space.check_usable()
         if (key := wanted.key or space.key_of(wanted)) is None:
             return self._ask_first(grant, limit)
-        grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
+        grant._ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
         return space.sessions.acquire(ticket, limit or CALL_TIMEOUT)
 
     def _ask_first(self, grant: LockGrant, limit: float) -> State | None:
@@ -163,17 +163,17 @@ class Lock:
             if now() < until - 0.01:
                 raise
             return "gone"
-        grant.ticket = ticket = Ticket((number, wanted.number), wanted.label, None, limit > 0)
+        grant._ticket = ticket = Ticket((number, wanted.number), wanted.label, None, limit > 0)
         return space.sessions.acquire(ticket, until - now())
 
     def _go_on(self, grant: LockGrant, state: State, limit: float) -> State:
         """It outlives a restart of the database: whoever waits goes on asking until its time is up."""
         until, pause, contended = now() + (limit or CALL_TIMEOUT), 0.1, False
         while True:
-            ticket = grant.ticket
+            ticket = grant._ticket
             if state == "held":
                 if self._on_lost != "flag":
-                    grant.listen()
+                    grant._listen()
                 state = ticket.state
             if state == "released":  # before we could look: its client is being closed
                 self._space.engine.check_open()
@@ -183,11 +183,11 @@ class Lock:
             contended = contended or ticket.contended or state == "lost"
             if not (contended and isinstance(problem, Unreachable | Unanswered) and now() + pause < deadline):
                 raise self._told(problem)
-            grant.start_over()
+            grant._start_over()
             sleep(pause)
             self._space.check_usable()
             pause = min(pause * 2, 1.0)
-            grant.ticket = again = Ticket(ticket.key, ticket.name, None, ticket.waits)
+            grant._ticket = again = Ticket(ticket.key, ticket.name, None, ticket.waits)
             state = self._space.sessions.acquire(again, deadline - now()) or again.state
 
     def _told(self, problem: Exception | None) -> Exception:
@@ -218,7 +218,7 @@ class LockSpace:
         telemetry.register(self)
         telemetry.follow(self)
 
-    def gauges(self) -> Iterable[tuple[str, float]]:
+    def _gauges(self) -> Iterable[tuple[str, float]]:
         """Asks nobody."""
         pump = self.sessions._pump
         found = standing([] if pump is None else list(pump.mux.claims.values()))
@@ -267,15 +267,15 @@ class Skip:
         """Also of those who were given None: their blocks end, too."""
 
     def __enter__(self) -> LockGrant | None:
-        grant = self._lock.make()
+        grant = self._lock._make()
         try:
-            held = self._lock.skips(grant)
+            held = self._lock._skips(grant)
             if held:
-                grant.enter()
+                grant._enter()
             self._entered.append(grant)
             return grant if held else None
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
 
     def __exit__(
@@ -283,7 +283,7 @@ class Skip:
     ) -> None:
         try:
             grant = _innermost(self._entered)
-            grant.leave(kind, error, trace)
+            grant._leave(kind, error, trace)
         except BaseException:
             _abandon_innermost(self._entered)
             raise
@@ -298,7 +298,7 @@ def _innermost(entered: list[LockGrant]) -> LockGrant:
     """
     me = owner()
     for grant in reversed(entered):
-        if grant.ticket.owner == me:
+        if grant._ticket.owner == me:
             return grant
     if not entered:
         raise RuntimeError("a lock is left that was not entered")
@@ -308,5 +308,5 @@ def _innermost(entered: list[LockGrant]) -> LockGrant:
 def _abandon_innermost(entered: list[LockGrant]) -> None:
     with suppress(RuntimeError, ValueError):
         grant = _innermost(entered)
-        grant.abandon()
+        grant._abandon()
         entered.remove(grant)

@@ -16,43 +16,43 @@ _REASONS = {"gone": "timeout"}
 
 
 class MeasuredGrant(LockGrant):
-    __slots__ = ("hold",)
+    __slots__ = ("_hold",)
 
     def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
         super().__init__(space, name, on_lost)
-        self.hold = Hold()
+        self._hold = Hold()
 
-    def takes_back(self) -> bool:
-        ours = super().takes_back()
+    def _takes_back(self) -> bool:
+        ours = super()._takes_back()
         if ours:
-            self.hold.end()
+            self._hold.end()
         return ours
 
-    def abandon(self) -> None:
-        self.hold.end()
-        super().abandon()
+    def _abandon(self) -> None:
+        self._hold.end()
+        super()._abandon()
 
-    def lose(self, error: Exception) -> None:
-        self.hold.lose()
-        super().lose(error)
+    def _lose(self, error: Exception) -> None:
+        self._hold.lose()
+        super()._lose(error)
 
 
 class MeasuredLock(Lock):
     __slots__ = ()
 
-    def make(self) -> MeasuredGrant:
+    def _make(self) -> MeasuredGrant:
         return MeasuredGrant(self._space, self._target.name, self._on_lost)
 
     def __enter__(self) -> LockGrant:
-        grant = self.make()
+        grant = self._make()
         try:
             state = self._take(grant, self._timeout)
             if state == "held":
-                grant.enter()
+                grant._enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
         raise self._refused(state, self._timeout, grant)
 
@@ -67,9 +67,9 @@ class MeasuredLock(Lock):
         if state != "held":
             telemetry.emit("lock.refused", reason=_REASONS.get(state, state))
             return state
-        grant.hold.begin(asked_at)
+        grant._hold.begin(asked_at)
         if self._on_lost == "flag":
-            grant.ticket.tell = grant.hold.lose  # not the grant's own: the pump would keep it alive
-        if grant.ticket.state == "lost":  # before anybody could be told
-            grant.hold.lose()
+            grant._ticket.tell = grant._hold.lose  # not the grant's own: the pump would keep it alive
+        if grant._ticket.state == "lost":  # before anybody could be told
+            grant._hold.lose()
         return state

@@ -15,43 +15,43 @@ _REASONS = {"gone": "timeout"}
 
 
 class AsyncMeasuredGrant(AsyncLockGrant):
-    __slots__ = ("hold",)
+    __slots__ = ("_hold",)
 
     def __init__(self, space: AsyncLockSpace, name: Name, on_lost: OnLost) -> None:
         super().__init__(space, name, on_lost)
-        self.hold = Hold()
+        self._hold = Hold()
 
-    def takes_back(self) -> bool:
-        ours = super().takes_back()
+    def _takes_back(self) -> bool:
+        ours = super()._takes_back()
         if ours:
-            self.hold.end()
+            self._hold.end()
         return ours
 
-    def abandon(self) -> None:
-        self.hold.end()
-        super().abandon()
+    def _abandon(self) -> None:
+        self._hold.end()
+        super()._abandon()
 
-    def lose(self, error: Exception) -> None:
-        self.hold.lose()
-        super().lose(error)
+    def _lose(self, error: Exception) -> None:
+        self._hold.lose()
+        super()._lose(error)
 
 
 class AsyncMeasuredLock(AsyncLock):
     __slots__ = ()
 
-    def make(self) -> AsyncMeasuredGrant:
+    def _make(self) -> AsyncMeasuredGrant:
         return AsyncMeasuredGrant(self._space, self._target.name, self._on_lost)
 
     async def __aenter__(self) -> AsyncLockGrant:
-        grant = self.make()
+        grant = self._make()
         try:
             state = await self._take(grant, self._timeout)
             if state == "held":
-                grant.enter()
+                grant._enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
         raise self._refused(state, self._timeout, grant)
 
@@ -66,9 +66,9 @@ class AsyncMeasuredLock(AsyncLock):
         if state != "held":
             telemetry.emit("lock.refused", reason=_REASONS.get(state, state))
             return state
-        grant.hold.begin(asked_at)
+        grant._hold.begin(asked_at)
         if self._on_lost == "flag":
-            grant.ticket.tell = grant.hold.lose  # not the grant's own: the pump would keep it alive
-        if grant.ticket.state == "lost":  # before anybody could be told
-            grant.hold.lose()
+            grant._ticket.tell = grant._hold.lose  # not the grant's own: the pump would keep it alive
+        if grant._ticket.state == "lost":  # before anybody could be told
+            grant._hold.lose()
         return state

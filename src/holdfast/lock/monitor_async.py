@@ -35,7 +35,7 @@ class AsyncLockMonitor:
             for row in rows:
                 if row["namespace"] is None and row["name"] is None:
                     row["name"] = ours.get((b"%d" % row["entity_id"],))
-            found = [LockRecord.of(row) for row in rows]
+            found = [LockRecord._of(row) for row in rows]
         else:
             names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}
             names |= {offset(key): name for key, name in ours.items() if len(key) == 1}

@@ -36,7 +36,7 @@ class LockRecord:
     """The pids that a waiting session waits for: holders, and waiters before it in the queue."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> LockRecord:
+    def _of(cls, row: Mapping[str, Any]) -> LockRecord:
         duration = row["duration"]
         return cls(**{
             **row,

@@ -78,7 +78,7 @@ class ObjectRecord(NamedTuple):
     updated_at: datetime
 
     @classmethod
-    def of(
+    def _of(
         cls, type: str, row: Row, payload: Payload, *, id: str | None = None, name: str | None = None
     ) -> ObjectRecord:
         """From a row. Values that the caller already has (``id``, ``name``) are not columns of it."""

@@ -94,9 +94,9 @@ class Objects:
             row = self._write("object_put", parameters, tx, under, None if kind == "any" else _REPEATED)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
-        return ObjectRecord.of(type, row, payload if raw is None else raw, id=id)
+        return ObjectRecord._of(type, row, payload if raw is None else raw, id=id)
 
-    def put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
+    def _put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
         """Write the payloads of ``records`` in one transaction, and return the new versions by id.
 
         Skipped, and not in the result, are records that are no longer at their version, that another transaction is
@@ -124,13 +124,13 @@ class Objects:
         """The object, or None."""
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id")}
         rows = self._engine.call("object_get", parameters)
-        return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), id=id) if rows else None
+        return ObjectRecord._of(type, rows[0], decode_payload(rows[0]), id=id) if rows else None
 
     def get_by_name(self, type: str, name: str) -> ObjectRecord | None:
         """The object of that name, or None."""
         parameters = {"type": check_name(type, "type"), "name": check_name(name)}
         rows = self._engine.call("object_get_by_name", parameters)
-        return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
+        return ObjectRecord._of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
 
     def list(self, type: str, *, labels: Labels | None = None, after: str | None = None, limit: int = 100) -> Records:
         """Objects of a type that have all these labels, ordered by id, at most ``limit``.
@@ -144,7 +144,7 @@ class Objects:
             "limit": check_limit(limit),
         }
         rows = self._engine.call("object_list", parameters)
-        return [ObjectRecord.of(type, row, decode_payload(row)) for row in rows]
+        return [ObjectRecord._of(type, row, decode_payload(row)) for row in rows]
 
     def update(self, type: str, id: str, change: Callable[[ObjectRecord], Payload]) -> ObjectRecord:
         """Read the object, write the payload that ``change(record)`` returns, and retry when another write came first.

@@ -93,9 +93,9 @@ class AsyncObjects:
             row = await self._write("object_put", parameters, tx, under, None if kind == "any" else _REPEATED)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
-        return ObjectRecord.of(type, row, payload if raw is None else raw, id=id)
+        return ObjectRecord._of(type, row, payload if raw is None else raw, id=id)
 
-    async def put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
+    async def _put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
         """Write the payloads of ``records`` in one transaction, and return the new versions by id.
 
         Skipped, and not in the result, are records that are no longer at their version, that another transaction is
@@ -125,13 +125,13 @@ class AsyncObjects:
         """The object, or None."""
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id")}
         rows = await self._engine.call("object_get", parameters)
-        return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), id=id) if rows else None
+        return ObjectRecord._of(type, rows[0], decode_payload(rows[0]), id=id) if rows else None
 
     async def get_by_name(self, type: str, name: str) -> ObjectRecord | None:
         """The object of that name, or None."""
         parameters = {"type": check_name(type, "type"), "name": check_name(name)}
         rows = await self._engine.call("object_get_by_name", parameters)
-        return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
+        return ObjectRecord._of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
 
     async def list(
         self, type: str, *, labels: Labels | None = None, after: str | None = None, limit: int = 100
@@ -147,7 +147,7 @@ class AsyncObjects:
             "limit": check_limit(limit),
         }
         rows = await self._engine.call("object_list", parameters)
-        return [ObjectRecord.of(type, row, decode_payload(row)) for row in rows]
+        return [ObjectRecord._of(type, row, decode_payload(row)) for row in rows]
 
     async def update(
         self, type: str, id: str, change: Callable[[ObjectRecord], Payload | Awaitable[Payload]]

@@ -325,4 +325,4 @@ class AsyncLeasedAttempt(AsyncAttempt):
                 "operation %(operation)r has ended; its lease is released later, or expires: %(error)s",
                 operation=self.spec.key.label, error=str(error),
             )  # fmt: skip
-            grant.abandon()
+            grant._abandon()

@@ -167,7 +167,7 @@ class Elector:
         check_work(work)
         self._check_can_run()
         self._is_running = True
-        resource = Resource(stop=self.stop, wait=self.leave, leave=self.let_expire)
+        resource = Resource(stop=self.stop, wait=self._leave, leave=self._let_expire)
         self._engine.register(resource)
         add_leased_work(self)
         grants: list[LeaseGrant] = []
@@ -177,7 +177,7 @@ class Elector:
                     self._lead(grants, work)
         finally:
             for grant in grants:  # interrupted between the grant and the work
-                grant.abandon()
+                grant._abandon()
             self._is_running = False
             self._engine.unregister(resource)
             leased_work.discard(self)
@@ -211,11 +211,11 @@ class Elector:
         return leading
 
     @property
-    def busy(self) -> bool:
+    def _busy(self) -> bool:
         """Whether the work runs in this process, and can still be stopped."""
         return self._grant is not None and self._era == forks.era and self._engine.owner.alive()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """The client closes: wait until the work has ended and its lease is released, or until its grace is over."""
         ended = Wakeup()
         self._run.add_waiter(ended.set)
@@ -224,22 +224,22 @@ class Elector:
         while self._grant is not None and not self._run.overdue and (left := until - now()) > 0:
             ended.wait(left)
 
-    def let_expire(self) -> None:
+    def _let_expire(self) -> None:
         """Work that has not ended by now keeps its lease, which is not renewed any more."""
         if self._grant is not None:
-            self._grant.let_expire()
+            self._grant._let_expire()
 
     def status(self) -> ElectorStatus:
         """What this replica has seen, for health endpoints. Does not ask the database."""
         self._reset_after_fork()
         grant = self._grant
-        age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
+        age = grant._age() if grant else None if self._renewed_at is None else now() - self._renewed_at
         return ElectorStatus(
             self.name, self.holder, self._run.state.value, self._leader, self._since, self._transitions, age,
             grant.fence if grant else None,
         )  # fmt: skip
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float]]:
         yield "electors_leading", float(self._run.state is ElectorState.LEADING)
 
     def _stand_by(self, grants: list[LeaseGrant]) -> bool:
@@ -273,7 +273,7 @@ class Elector:
         EngineError when the client is closed, or the database never answered without an error of its own."""
         try:
             refusal = self._fetch_holder() if self._local else None
-            refusal = refusal or lease.ask(grants)
+            refusal = refusal or lease._ask(grants)
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._was_answered):
                 raise  # a missing table or privilege: asking again does not help
@@ -410,7 +410,7 @@ class Leadership:
                 self._release()
             else:  # interrupted twice: nothing waits for the work any more, so it releases its lease itself
                 self._grants.clear()
-                self._grant.let_expire()
+                self._grant._let_expire()
                 self._unattended = True
                 if worker.ended:  # at this very moment
                     self._on_end()
@@ -421,7 +421,7 @@ class Leadership:
         self._run.wakeup.set()
         if self._unattended:
             self._run.advance(ElectorEvent.WORK_ENDED)
-            self._grant.abandon()
+            self._grant._abandon()
 
     def _supervise(self, worker: Worker) -> None:
         try:
@@ -479,7 +479,7 @@ class Leadership:
             )
             os._exit(LOST_STATUS)
         if not self._term.lost:
-            self._grant.let_expire()
+            self._grant._let_expire()
         self._run.overdue = True
         self._run.notify_waiters()
 
@@ -496,11 +496,11 @@ class Leadership:
         self._run.advance(ElectorEvent.WORK_ENDED)
         try:
             if self._grant.lost:
-                self._grant.abandon()
+                self._grant._abandon()
                 return
-            self._grant.release(timeout=self._grant.limit())
+            self._grant.release(timeout=self._grant._limit())
         except EngineError as error:
-            self._grant.abandon()
+            self._grant._abandon()
             log.event(
                 "elector.released_late", INFO, "elector %(elector)r: released later: %(error)s",
                 error=str(error), **self._fields,

@@ -166,7 +166,7 @@ class AsyncElector:
         check_work(work)
         self._check_can_run()
         self._is_running = True
-        resource = AsyncResource(stop=self.stop, wait=self.leave, leave=self.let_expire)
+        resource = AsyncResource(stop=self.stop, wait=self._leave, leave=self._let_expire)
         self._engine.register(resource)
         add_leased_work(self)
         grants: list[AsyncLeaseGrant] = []
@@ -176,7 +176,7 @@ class AsyncElector:
                     await self._lead(grants, work)
         finally:
             for grant in grants:  # interrupted between the grant and the work
-                grant.abandon()
+                grant._abandon()
             self._is_running = False
             self._engine.unregister(resource)
             leased_work.discard(self)
@@ -210,11 +210,11 @@ class AsyncElector:
         return leading
 
     @property
-    def busy(self) -> bool:
+    def _busy(self) -> bool:
         """Whether the work runs in this process, and can still be stopped."""
         return self._grant is not None and self._era == forks.era and self._engine.owner.alive()
 
-    async def leave(self) -> None:
+    async def _leave(self) -> None:
         """The client closes: wait until the work has ended and its lease is released, or until its grace is over."""
         ended = AsyncWakeup()
         self._run.add_waiter(ended.set)
@@ -223,22 +223,22 @@ class AsyncElector:
         while self._grant is not None and not self._run.overdue and (left := until - now()) > 0:
             await ended.wait(left)
 
-    def let_expire(self) -> None:
+    def _let_expire(self) -> None:
         """Work that has not ended by now keeps its lease, which is not renewed any more."""
         if self._grant is not None:
-            self._grant.let_expire()
+            self._grant._let_expire()
 
     def status(self) -> ElectorStatus:
         """What this replica has seen, for health endpoints. Does not ask the database."""
         self._reset_after_fork()
         grant = self._grant
-        age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
+        age = grant._age() if grant else None if self._renewed_at is None else now() - self._renewed_at
         return ElectorStatus(
             self.name, self.holder, self._run.state.value, self._leader, self._since, self._transitions, age,
             grant.fence if grant else None,
         )  # fmt: skip
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float]]:
         yield "electors_leading", float(self._run.state is ElectorState.LEADING)
 
     async def _stand_by(self, grants: list[AsyncLeaseGrant]) -> bool:
@@ -272,7 +272,7 @@ class AsyncElector:
         EngineError when the client is closed, or the database never answered without an error of its own."""
         try:
             refusal = await self._fetch_holder() if self._local else None
-            refusal = refusal or await lease.ask(grants)
+            refusal = refusal or await lease._ask(grants)
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._was_answered):
                 raise  # a missing table or privilege: asking again does not help
@@ -409,7 +409,7 @@ class AsyncLeadership:
                 await self._release()
             else:  # interrupted twice: nothing waits for the work any more, so it releases its lease itself
                 self._grants.clear()
-                self._grant.let_expire()
+                self._grant._let_expire()
                 self._unattended = True
                 if worker.ended:  # at this very moment
                     self._on_end()
@@ -420,7 +420,7 @@ class AsyncLeadership:
         self._run.wakeup.set()
         if self._unattended:
             self._run.advance(ElectorEvent.WORK_ENDED)
-            self._grant.abandon()
+            self._grant._abandon()
 
     async def _supervise(self, worker: AsyncWorker) -> None:
         try:
@@ -478,7 +478,7 @@ class AsyncLeadership:
             )
             os._exit(LOST_STATUS)
         if not self._term.lost:
-            self._grant.let_expire()
+            self._grant._let_expire()
         self._run.overdue = True
         self._run.notify_waiters()
 
@@ -495,11 +495,11 @@ class AsyncLeadership:
         self._run.advance(ElectorEvent.WORK_ENDED)
         try:
             if self._grant.lost:
-                self._grant.abandon()
+                self._grant._abandon()
                 return
-            await self._grant.release(timeout=self._grant.limit())
+            await self._grant.release(timeout=self._grant._limit())
         except EngineError as error:
-            self._grant.abandon()
+            self._grant._abandon()
             log.event(
                 "elector.released_late", INFO, "elector %(elector)r: released later: %(error)s",
                 error=str(error), **self._fields,

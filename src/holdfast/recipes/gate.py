@@ -67,7 +67,7 @@ class GateWindow:
             self._open.append(OpenWindow(current_id(), os.getpid(), entry, grant))
             return grant
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
 
     def __exit__(
@@ -85,7 +85,7 @@ class GateWindow:
         try:
             grant.release()
         except EngineError as problem:
-            grant.abandon()
+            grant._abandon()
             outcome = f"not closed yet, at the latest when its lease expires: {problem}"
             log.event("gate.ended", WARNING, "gate %(gate)r is %(outcome)s", gate=self._name, outcome=outcome)
         finally:
@@ -137,7 +137,7 @@ class Gates:
             if entry is None:
                 _record_outcome(self._audit, name, audit_entry, f"open for {seconds:g} s")
         except BaseException:
-            grant.abandon()  # the caller does not learn that it is open
+            grant._abandon()  # the caller does not learn that it is open
             raise
         grant.detach()  # it outlives this client
         keeper_of(self._engine.database).purge(after=seconds)

@@ -66,7 +66,7 @@ class AsyncGateWindow:
             self._open.append(AsyncOpenWindow(current_id(), os.getpid(), entry, grant))
             return grant
         except BaseException:
-            grant.abandon()
+            grant._abandon()
             raise
 
     async def __aexit__(
@@ -84,7 +84,7 @@ class AsyncGateWindow:
         try:
             await grant.release()
         except EngineError as problem:
-            grant.abandon()
+            grant._abandon()
             outcome = f"not closed yet, at the latest when its lease expires: {problem}"
             log.event("gate.ended", WARNING, "gate %(gate)r is %(outcome)s", gate=self._name, outcome=outcome)
         finally:
@@ -138,7 +138,7 @@ class AsyncGates:
             if entry is None:
                 await _record_outcome(self._audit, name, audit_entry, f"open for {seconds:g} s")
         except BaseException:
-            grant.abandon()  # the caller does not learn that it is open
+            grant._abandon()  # the caller does not learn that it is open
             raise
         grant.detach()  # it outlives this client
         keeper_of(self._engine.database).purge(after=seconds)

@@ -57,7 +57,7 @@ class GroupCommit:
         for write in batch:
             self._pending.remove(write)
         try:
-            ids = self._objects.put_many(batch[0].record.type, [write.record for write in batch], grant)
+            ids = self._objects._put_many(batch[0].record.type, [write.record for write in batch], grant)
         except Exception as error:  # of the database or of one record: each caller writes its own, and sees its error
             log.debug("%d records are written one by one: %s", len(batch), error)
             return

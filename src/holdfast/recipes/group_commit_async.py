@@ -56,7 +56,7 @@ class AsyncGroupCommit:
         for write in batch:
             self._pending.remove(write)
         try:
-            ids = await self._objects.put_many(batch[0].record.type, [write.record for write in batch], grant)
+            ids = await self._objects._put_many(batch[0].record.type, [write.record for write in batch], grant)
         except Exception as error:  # of the database or of one record: each caller writes its own, and sees its error
             log.debug("%d records are written one by one: %s", len(batch), error)
             return

@@ -41,7 +41,7 @@ _RELEASE_TIMEOUT = 3.0
 class AsyncGuardGrant(AsyncLeaseGrant):
     """The grant of a guard. Only leaving the block releases it."""
 
-    inside = False
+    _inside = False
     """Whether the block runs."""
 
     async def release(self, *, timeout: float = CALL_TIMEOUT) -> bool:
@@ -49,12 +49,12 @@ class AsyncGuardGrant(AsyncLeaseGrant):
         self._refuse_inside()
         return await super().release(timeout=timeout)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         self._refuse_inside()
-        super().abandon()
+        super()._abandon()
 
     def _refuse_inside(self) -> None:
-        if self.inside and self._pid == os.getpid():
+        if self._inside and self._pid == os.getpid():
             raise RuntimeError(f"guard {self.name!r} is released by leaving its block, and not inside it")
 
 
@@ -138,7 +138,7 @@ class AsyncGuard:
             return
         if self._loss is not None or grant.lost:  # the timer stays armed: exit hooks may take long
             self._leave_block(grant)
-            grant.let_expire()
+            grant._let_expire()
             if kind is None or not issubclass(kind, SystemExit):
                 raise self._system_exit(LOST, self._loss or "it could not be confirmed in time")
             return
@@ -149,7 +149,7 @@ class AsyncGuard:
         now: a heartbeat may have failed before the timer was armed."""
         self._resource = self._engine.register(AsyncResource(check=self._refuse_close))
         atexit.register(self._let_expire)
-        grant.inside = True
+        grant._inside = True
         with self._lock:
             self._grant = grant
             if self._kill_timer is not None:
@@ -163,7 +163,7 @@ class AsyncGuard:
 
     def _kill_time(self, grant: AsyncGuardGrant) -> float:
         """Between the end of trust and the end of the TTL: exit hooks have most of the time in between."""
-        return grant.trusted_until + 0.9 * margin(self._terms.ttl)
+        return grant._trusted_until + 0.9 * margin(self._terms.ttl)
 
     async def _release(self, grant: AsyncGuardGrant) -> None:
         """Disarm first: the block is over, and the database may take longer than the TTL to answer."""
@@ -172,7 +172,8 @@ class AsyncGuard:
         try:
             await grant.release(timeout=_RELEASE_TIMEOUT)
         except EngineError as error:
-            grant.abandon()  # else it would be renewed for ever, if an open transaction that it protects was the reason
+            # Else it would be renewed for ever, if an open transaction that it protects was the reason.
+            grant._abandon()
             log.event(
                 "guard.released_late", WARNING, "guard %(guard)r is released later, or expires: %(error)s",
                 guard=self.name, error=str(error),
@@ -183,7 +184,7 @@ class AsyncGuard:
     def _leave_block(self, grant: AsyncGuardGrant) -> None:
         """From here on nothing of the block runs, so the lease may be released."""
         atexit.unregister(self._let_expire)
-        grant.inside = False
+        grant._inside = False
         self._engine.unregister(self._resource)
 
     def _refuse_close(self) -> None:
@@ -207,7 +208,7 @@ class AsyncGuard:
     def _let_expire(self) -> None:
         """The interpreter exits while a thread is still in the block: it cannot be stopped, so nothing is released."""
         if self._grant is not None and self._pid == os.getpid():
-            self._grant.let_expire()
+            self._grant._let_expire()
 
     def _on_beat(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the background thread, after each heartbeat: put the timer off, or end the process.
@@ -225,7 +226,7 @@ class AsyncGuard:
             self._loss = problem
             if grant is None or timer is None:  # not entered yet, or left already
                 return
-            grant.let_expire()  # else closing the client would release it while hooks and threads still run
+            grant._let_expire()  # else closing the client would release it while hooks and threads still run
             if isinstance(problem, LeaseLost):  # another process may hold it already
                 timer.ends_at(min(now() + margin(self._terms.ttl), self._kill_time(grant)))
         log.event(

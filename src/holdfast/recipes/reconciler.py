@@ -2,7 +2,7 @@
 """The reconciler: writes into records what a driver says about their backends, by events and by regular sweeps.
 
     run ─┬─ _watch: each event of the driver ──────────────────┬─→ _reconcile: read the record, ask the driver,
-         └─ sweep: each record that differs from driver.list() ┘   decide, and write if the version is still the same
+         └─ _sweep: each record that differs from driver.list() ┘  decide, and write if the version is still the same
 
 Events get lost, so a sweep compares all records every ``sweep_every`` seconds, and whenever a watch begins. What to do
 about a record is decided in ``reconciler_terms``.
@@ -142,14 +142,14 @@ class Reconciler:
         ago = None if self._swept_at is None else now() - self._swept_at
         return self._counts.copy(swept_ago=ago)
 
-    def gauges(self) -> Iterable[tuple[str, float]]:
+    def _gauges(self) -> Iterable[tuple[str, float]]:
         since = self._running_since
         if since is not None:
             yield "reconciler_sweep_age_seconds", now() - max(since, self._swept_at or since)
 
     # Sweeps
 
-    def sweep(self, mandate: Mandate) -> None:
+    def _sweep(self, mandate: Mandate) -> None:
         """Compare every record with the driver's list, and reconcile those that differ, one by one. Raises what the
         driver or the database raised."""
         with self._locks.hold(_SWEEP):
@@ -178,7 +178,7 @@ class Reconciler:
     def _try_sweep(self, mandate: Mandate) -> bool:
         """False when the sweep was abandoned."""
         try:
-            self.sweep(mandate)
+            self._sweep(mandate)
         except TermEnding:
             return False
         except Exception as error:

@@ -1,7 +1,7 @@
 """The reconciler: writes into records what a driver says about their backends, by events and by regular sweeps.
 
     run ─┬─ _watch: each event of the driver ──────────────────┬─→ _reconcile: read the record, ask the driver,
-         └─ sweep: each record that differs from driver.list() ┘   decide, and write if the version is still the same
+         └─ _sweep: each record that differs from driver.list() ┘  decide, and write if the version is still the same
 
 Events get lost, so a sweep compares all records every ``sweep_every`` seconds, and whenever a watch begins. What to do
 about a record is decided in ``reconciler_terms``.
@@ -140,14 +140,14 @@ class AsyncReconciler:
         ago = None if self._swept_at is None else now() - self._swept_at
         return self._counts.copy(swept_ago=ago)
 
-    def gauges(self) -> Iterable[tuple[str, float]]:
+    def _gauges(self) -> Iterable[tuple[str, float]]:
         since = self._running_since
         if since is not None:
             yield "reconciler_sweep_age_seconds", now() - max(since, self._swept_at or since)
 
     # Sweeps
 
-    async def sweep(self, mandate: AsyncMandate) -> None:
+    async def _sweep(self, mandate: AsyncMandate) -> None:
         """Compare every record with the driver's list, and reconcile those that differ, one by one. Raises what the
         driver or the database raised."""
         async with self._locks.hold(_SWEEP):
@@ -176,7 +176,7 @@ class AsyncReconciler:
     async def _try_sweep(self, mandate: AsyncMandate) -> bool:
         """False when the sweep was abandoned."""
         try:
-            await self.sweep(mandate)
+            await self._sweep(mandate)
         except TermEnding:
             return False
         except Exception as error:

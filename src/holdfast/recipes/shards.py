@@ -92,7 +92,7 @@ class Shards:
         self._entered = True
         if self._era != forks.era:
             self._name_instance()
-        self._resource = self._engine.register(Resource(stop=self.stop, wait=self.leave))
+        self._resource = self._engine.register(Resource(stop=self.stop, wait=self._leave))
         try:
             self._balance()
             self._worker = Worker(self._run, self, self._worker_ended.set)
@@ -117,7 +117,7 @@ class Shards:
             if self._exited is not None:
                 self._exited.set()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """The client closes: wait for the end of the block, as long as an elector waits for its work by default.
 
         The leases are released after that in any case: they share a heartbeat with others, so they cannot be left to
@@ -214,10 +214,10 @@ class Shards:
 
     def _release(self, grant: LeaseGrant) -> None:
         try:
-            grant.release(timeout=grant.limit())
+            grant.release(timeout=grant._limit())
         except EngineError as error:
             self._database_answers = False
-            grant.abandon()
+            grant._abandon()
             log.event(
                 "lease.released_late", INFO, "%(shards)s: %(lease)s is released later: %(error)s",
                 shards=repr(self), lease=grant.name, error=str(error),
@@ -236,4 +236,4 @@ class Shards:
         self._engine.unregister(self._resource)
         self._resource = None
         while (grant := self._pop_grant()) is not None:
-            grant.abandon()
+            grant._abandon()

@@ -91,7 +91,7 @@ class AsyncShards:
         self._entered = True
         if self._era != forks.era:
             self._name_instance()
-        self._resource = self._engine.register(AsyncResource(stop=self.stop, wait=self.leave))
+        self._resource = self._engine.register(AsyncResource(stop=self.stop, wait=self._leave))
         try:
             await self._balance()
             self._worker = AsyncWorker(self._run, self, self._worker_ended.set)
@@ -116,7 +116,7 @@ class AsyncShards:
             if self._exited is not None:
                 self._exited.set()
 
-    async def leave(self) -> None:
+    async def _leave(self) -> None:
         """The client closes: wait for the end of the block, as long as an elector waits for its work by default.
 
         The leases are released after that in any case: they share a heartbeat with others, so they cannot be left to
@@ -213,10 +213,10 @@ class AsyncShards:
 
     async def _release(self, grant: AsyncLeaseGrant) -> None:
         try:
-            await grant.release(timeout=grant.limit())
+            await grant.release(timeout=grant._limit())
         except EngineError as error:
             self._database_answers = False
-            grant.abandon()
+            grant._abandon()
             log.event(
                 "lease.released_late", INFO, "%(shards)s: %(lease)s is released later: %(error)s",
                 shards=repr(self), lease=grant.name, error=str(error),
@@ -235,4 +235,4 @@ class AsyncShards:
         self._engine.unregister(self._resource)
         self._resource = None
         while (grant := self._pop_grant()) is not None:
-            grant.abandon()
+            grant._abandon()

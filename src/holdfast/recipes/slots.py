@@ -42,7 +42,7 @@ Sessions = Iterable[Any]
 class Slot(LeaseGrant):
     """A slot we hold."""
 
-    kind = "slot"
+    _kind = "slot"
 
     @property
     def slot(self) -> int:
@@ -82,7 +82,7 @@ class _SlotCounts:
         self.in_use: dict[str, int] = {}
         telemetry.register(self)
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float]]:
         if not self._engine.closed:
             yield "slots_in_use", float(sum(self.in_use.values()))
 

@@ -41,7 +41,7 @@ Sessions = Iterable[Any]
 class AsyncSlot(AsyncLeaseGrant):
     """A slot we hold."""
 
-    kind = "slot"
+    _kind = "slot"
 
     @property
     def slot(self) -> int:
@@ -81,7 +81,7 @@ class _AsyncSlotCounts:
         self.in_use: dict[str, int] = {}
         telemetry.register(self)
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float]]:
         if not self._engine.closed:
             yield "slots_in_use", float(sum(self.in_use.values()))
 

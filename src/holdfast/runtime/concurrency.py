@@ -316,9 +316,9 @@ class Worker:
 
 class LeasedWork(Protocol):
     @property
-    def busy(self) -> bool: ...
+    def _busy(self) -> bool: ...
     def stop(self) -> None: ...
-    def let_expire(self) -> None: ...
+    def _let_expire(self) -> None: ...
 
 
 leased_work: set[LeasedWork] = set()
@@ -334,14 +334,14 @@ def add_leased_work(work: LeasedWork) -> None:
 def _stop_leased_work() -> None:
     """Stop work before the background thread releases all leases: work in a daemon thread runs until the very end of
     the process, and must not run without its lease."""
-    working = [work for work in list(leased_work) if work.busy]
+    working = [work for work in list(leased_work) if work._busy]
     for work in working:
         work.stop()
     until = now() + _EXIT_GRACE
-    while any(work.busy for work in working) and now() < until:
+    while any(work._busy for work in working) and now() < until:
         time.sleep(0.005)
     for work in working:
-        work.let_expire()
+        work._let_expire()
 
 
 class StopSignals:

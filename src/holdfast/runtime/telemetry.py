@@ -25,7 +25,7 @@ _lock = threading.RLock()
 class Source(Protocol):
     """Something with gauges. They are computed when they are read, so they cannot drift."""
 
-    def gauges(self) -> Iterable[tuple[str, float]]: ...
+    def _gauges(self) -> Iterable[tuple[str, float]]: ...
 
 
 class Follower(Protocol):
@@ -90,7 +90,7 @@ def readings() -> dict[str, float]:
     with _lock:
         sources = list(_sources)
     for source in sources:
-        for name, value in source.gauges():
+        for name, value in source._gauges():
             total = totals.get(name, 0.0)
             totals[name] = max(total, value) if name.endswith("_seconds") else total + value
     return totals

@@ -213,8 +213,8 @@ def test_a_keeper_that_could_not_start_starts_with_the_next_lease(either: str) -
     except RuntimeError as error:
         print(error)
     grant = client.lease("b", ttl=60, renew_every=0.1).acquire()
-    begun = grant.trusted_until
-    while grant.trusted_until < begun + 0.3:  # only heartbeats move the end of trust
+    begun = grant._trusted_until
+    while grant._trusted_until < begun + 0.3:  # only heartbeats move the end of trust
         grant.check()
         time.sleep(0.01)
     grant.renew()

@@ -201,10 +201,10 @@ def test_a_paused_server_ends_trust_before_the_ttl(connect: Callable[..., Any], 
         paused = now()
         if not grant.lost:
             break
-    assert grant.trusted_until < paused + ttl, "the last heartbeat that was answered came before the pause"
+    assert grant._trusted_until < paused + ttl, "the last heartbeat that was answered came before the pause"
     eventually(lambda: grant.lost, "trust ends")
     eventually(lambda: told, "and is told")
-    assert grant.trusted_until < paused + ttl, "and nothing has extended it"
+    assert grant._trusted_until < paused + ttl, "and nothing has extended it"
     own_server.resume()
     with pytest.raises(holdfast.OwnershipUnknown):
         grant.renew()
@@ -263,10 +263,10 @@ def test_a_busy_interpreter_does_not_lose_a_lease(either: str) -> None:
     with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=60, renew_every=0.05) as grant:
         threads = [threading.Thread(target=spin) for _ in range(4)]
         for thread in threads: thread.start()
-        seen = {grant.trusted_until}
+        seen = {grant._trusted_until}
         while len(seen) < 3:
             grant.check()
-            seen.add(grant.trusted_until)
+            seen.add(grant._trusted_until)
             time.sleep(0.01)
         grant.renew()
         over.set()

@@ -193,7 +193,7 @@ def test_a_call_that_is_over_is_no_call_that_a_signal_interrupted(postgres_url: 
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         eventually(lambda: pump.fast, "there is a session to go to straight")
         grant = client.lock("a").acquire()
-        while pump.mux.claims.get(grant.ticket.key) is not grant.ticket:  # else the pump has to release it
+        while pump.mux.claims.get(grant._ticket.key) is not grant._ticket:  # else the pump has to release it
             grant.release()
             grant = client.lock("a").acquire()
         begun, slow = threading.Event(), threading.Event()
@@ -268,7 +268,7 @@ def test_of_two_threads_that_release_at_once_one_does(either: str) -> None:
             return release(ticket)
 
         sessions.release = counted
-        grant.ticket.__class__ = Seen
+        grant._ticket.__class__ = Seen
         assert sorted(each.result(PATIENCE) for each in [pool.submit(grant.release) for _ in "12"]) == [False, True]
         assert len(released) == 1
 
@@ -291,7 +291,7 @@ def test_a_session_that_is_given_up_under_a_thread_grants_nothing(either: str) -
 
         session.wire.run = overtaken
         with client.lock("a") as grant:
-            assert grant.ticket.session is not session
+            assert grant._ticket.session is not session
             assert other.lock("a").try_acquire() is None
         assert other.lock("a").try_acquire() is not None
 

@@ -36,7 +36,7 @@ SPARED = (
     "/lock/mux.py", "/lock/sessions.py", "/lock/standing.py", "/lock/terms.py", "/lock/tickets.py",
 )  # fmt: skip
 """What decides is put right by ``lock.mend``, and the keeper has a thread of its own."""
-FIRST = ("__exit__", "release", "__aexit__", "leave")
+FIRST = ("__exit__", "release", "__aexit__", "_leave")
 
 
 class Interrupt(interrupts.Interrupt):
@@ -216,7 +216,7 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
 
     async def in_line() -> asyncio.Task[None]:
         task = asyncio.create_task(attempt())
-        await until(lambda: queued(kept.ticket.key), "it stands in line")
+        await until(lambda: queued(kept._ticket.key), "it stands in line")
         return task
 
     with holdfast.Client(postgres_url) as other:

@@ -121,7 +121,9 @@ def test_a_loss_that_cannot_be_told_holds_up_nobody(postgres_url: str, monkeypat
         waiting = pool.submit(lambda: client.lock("a", timeout=PATIENCE).acquire().release())
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         claims = pump.mux.claims
-        eventually(lambda: grant.ticket.heirs or getattr(claims[grant.ticket.key], "queue", None), "it stands in line")
+        eventually(
+            lambda: grant._ticket.heirs or getattr(claims[grant._ticket.key], "queue", None), "it stands in line"
+        )
         terminate(postgres_url)
         assert waiting.result(PATIENCE) is True
         assert grant.lost
@@ -238,7 +240,7 @@ def test_two_of_one_client_never_believe_at_once_and_of_two_clients_the_old_one_
         before, holder = inside.get(name, (grant, client))
         if before is not grant and not before.lost and not grant.lost:
             assert holder is not client
-            eventually(lambda: before.ticket.session.over, "the session of the old one had been ended")
+            eventually(lambda: before._ticket.session.over, "the session of the old one had been ended")
 
     def work(client: holdfast.Client) -> None:
         while not over.is_set():
@@ -346,14 +348,14 @@ def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
         of_client: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         eventually(lambda: of_client.fast, "there is a session to go to straight")
         grant, other = client.lock("a").acquire(), client.lock("b").acquire()
-        while of_client.mux.claims.get(grant.ticket.key) is not grant.ticket:  # else the pump has to release it
+        while of_client.mux.claims.get(grant._ticket.key) is not grant._ticket:  # else the pump has to release it
             grant.release()
             grant = client.lock("a").acquire()
 
-        session: Any = grant.ticket.session
+        session: Any = grant._ticket.session
 
         def interrupt() -> None:
-            eventually(lambda: grant.ticket in of_client.drivers.values(), "the thread waits for an answer")
+            eventually(lambda: grant._ticket in of_client.drivers.values(), "the thread waits for an answer")
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
         def stay(*signalled: object) -> None:

@@ -388,5 +388,5 @@ def test_a_signal_handler_that_locks_during_the_very_first_acquire(
         sessions: Any = client.lock("a")._space.sessions
         grants: list[Any] = []
         grants.append(client.lock("main", timeout=PATIENCE).acquire())
-        assert {grant.ticket.session for grant in grants} == set(sessions._pump.mux.holds), "one pump for both"
+        assert {grant._ticket.session for grant in grants} == set(sessions._pump.mux.holds), "one pump for both"
         assert [grant.release() for grant in grants] == [True, True]

@@ -158,7 +158,7 @@ def test_many_are_written_together_but_for_what_was_changed_is_locked_or_bytes(e
             mine.execute("select from holdfast.object where id = 'c' for update")
             wanted.append(records["c"]._replace(payload={"new": "c"}))
         cursor = objects.cursor()
-        written = objects.put_many("box", wanted, grant)
+        written = objects._put_many("box", wanted, grant)
         assert written.keys() == {"a", "d"}
         if either.startswith("sqlite"):  # a gap would be taken for changes that were trimmed
             assert [written[id] >> 20 for id in "da"] == [int(cursor) + 1, int(cursor) + 2]
@@ -175,7 +175,7 @@ def test_many_are_written_together_but_for_what_was_changed_is_locked_or_bytes(e
         stack.close()
         client.leases.force_release("work", actor="operator", reason="test")
         with suppress(holdfast.EngineError, holdfast.LeaseLost):
-            assert objects.put_many("box", [records["c"]._replace(payload=2)], grant) == {}
+            assert objects._put_many("box", [records["c"]._replace(payload=2)], grant) == {}
         assert [objects.get("box", id) for id in "cf"] == [records["c"], records["f"]]
 
 

@@ -216,7 +216,7 @@ def test_those_that_cannot_be_given_back_yet_hold_up_none_of_the_others(
     monkeypatch.setattr(Keeper, "release_later", lambda *_: None)
     with member(holdfast.Client, sqlite_url) as first:
         for number in (0, COUNT - 1):
-            first._grants.pop(number).abandon()
+            first._grants.pop(number)._abandon()
         with member(holdfast.Client, sqlite_url, 1) as second:
             eventually(lambda: len(second.held) == 4, "what is more than the share of the first")
             eventually(lambda: len(first.held) == 6, "what it has given back is no part of that")

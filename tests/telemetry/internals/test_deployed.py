@@ -36,7 +36,7 @@ Labels = frozenset[str]
 class Running:
     """Whatever has gauges: a keeper, an elector, a relay, a reconciler."""
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float]]:
         yield from ((each.name, 1.0) for each in holdfast.telemetry.GAUGES)
 
 

@@ -391,7 +391,7 @@ def test_each_heartbeat_puts_the_timer_off(sqlite_url: str, monkeypatch: pytest.
 
     def armed(self: KillTimer, when: float) -> None:
         if when < math.inf:
-            trusted_until = guard._grant.trusted_until
+            trusted_until = guard._grant._trusted_until
             moments.append((trusted_until, when, trusted_until + margin(600)))
         arm(self, when)
 
@@ -400,7 +400,7 @@ def test_each_heartbeat_puts_the_timer_off(sqlite_url: str, monkeypatch: pytest.
         guard: Any = client.guard("key", ttl=600, renew_every=0.05)
         with guard as grant:
             eventually(lambda: len(moments) > 3, "three heartbeats")
-            until = grant.trusted_until
+            until = grant._trusted_until
             eventually(lambda: moments[-1][0] > until, "the next one")
     assert moments == sorted(moments)
     for end_of_trust, when, end_of_ttl in moments:
