@@ -329,16 +329,17 @@ def test_the_page_on_python_has_every_public_name_once(module: str) -> None:
     assert all(f"holdfast.{name}" in sections for name in ("governance", "lineage", "geo", "reconciler"))
 
 
-INSIDE = {
-    "leases": {"probe", "recall"}, "objects": {"put_many"}, "audit": {"begin", "end", "note"},
-    "operations": {"operation", "spec_builder"},
-}  # fmt: skip
-"""What commands and recipes of holdfast call, and nobody else."""
+INSIDE = {"operations": {"operation", "spec_builder"}}
+"""Methods of collections that only holdfast calls."""
+
+
+COLLECTIONS = ("leases", "locks", "objects", "gates", "relays", "audit", "migrations", "operations", "reviews")
 
 
 def told_truly(call: str, made: Callable[..., object]) -> None:
     """The names of its arguments, which of them are by name alone, and what they are unless given."""
-    known = [each for each in list(inspect.signature(made).parameters.values())[1:] if each.name != "entry"]
+    known = list(inspect.signature(made).parameters.values())[1:]
+    known = [each for each in known if (each.name, each.kind) != ("entry", each.KEYWORD_ONLY)]  # for commands alone
     told = ast.parse(f"def f{call}: ...").body[0]
     assert isinstance(told, ast.FunctionDef)
     named = [each.name for each in known if each.kind == each.KEYWORD_ONLY]
@@ -357,7 +358,7 @@ def test_the_reference_has_every_method_of_every_collection_with_its_defaults() 
     shown = dict(re.findall(r"^client\.(\w+\.\w+)(\(.*\))$", calls, re.MULTILINE))
     shown |= {"operation": re.findall(r"^client\.operation(\(.*?\))$", calls, re.MULTILINE | re.DOTALL)[0]}
     with holdfast.Client("sqlite:///never-opened.db") as client:
-        for name in ("leases", "locks", "objects", "gates", "relays", "audit", "operations", "reviews"):
+        for name in COLLECTIONS:
             for method, made in inspect.getmembers(type(getattr(client, name)), inspect.isfunction):
                 if method.startswith("_") or method in INSIDE.get(name, ()):
                     continue

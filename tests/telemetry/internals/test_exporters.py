@@ -193,7 +193,7 @@ def test_however_many_datasets_are_made_up_there_are_no_more_series_than_asked_f
         "sovereignty_event": "true",
     }
     for wrong in (0, True, "many"):
-        with pytest.raises(ValueError, match="most must be"):
+        with pytest.raises(ValueError, match="limit must be"):
             export(CollectorRegistry(), limit=wrong)  # type: ignore[arg-type]
 
 
