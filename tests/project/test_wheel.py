@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +77,20 @@ def test_the_command_line(env: Path, tmp_path: Path) -> None:
     command, url = env / "bin" / "holdfast", f"sqlite:///{tmp_path}/app.db"
     assert run(command, "--url", url, "run", "job", "--", "echo", "ran", cwd=tmp_path).endswith("ran\n")
     assert '"job"' in run(command, "--url", url, "history", "--json", "job", cwd=tmp_path)
+
+
+def test_its_page_on_an_index_has_urls_and_no_link_that_only_works_in_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith("/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    page = metadata.get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    repository = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))["Repository"]
+    inside = [link.removeprefix(f"{repository}/blob/main/") for link in links if link.startswith(repository)]
+    assert len(inside) > 10
+    assert [link for link in inside if not (ROOT / link.partition("#")[0]).exists()] == []
+    assert metadata["Author"] == "The holdfast maintainers"
 
 
 def test_it_holds_what_users_can_use_and_not_the_proofs(wheel: Path) -> None:
