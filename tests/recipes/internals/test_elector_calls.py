@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import threading
 from contextlib import suppress
 from itertools import count
@@ -345,11 +347,24 @@ def test_the_timings_are_thirty_ten_and_five_unless_told_otherwise(sqlite_url: s
     assert (terms.ttl, terms.renew_every, terms.retry_every) == (30.0, 10.0, 5.0)
 
 
+def test_the_timings_follow_from_the_ttl(sqlite_url: str) -> None:
+    client = holdfast.Client(sqlite_url)
+    elector, guard = client.elector("work", ttl=6)._terms, client.guard("work", ttl=5)._terms
+    assert (elector.ttl, elector.renew_every, elector.retry_every, elector.grace) == (6.0, 2.0, 1.0, 1.0)
+    assert (guard.ttl, guard.renew_every) == (5.0, 5 / 3)
+    for ttl in (0.05, 0.3, 3600.0):
+        client.elector("work", ttl=ttl)
+        client.guard("work", ttl=ttl)
+
+
 def test_a_replica_is_who_its_environment_says(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client, named = holdfast.Client(sqlite_url), ("HOSTNAME", "HOLDFAST_REPLICA_ID")
     for name in named:
         monkeypatch.delenv(name, raising=False)
     assert client.elector("work").holder != client.elector("work").holder
+    host = os.uname().nodename
+    for recipe in (client.elector("work"), client.shards("work", 4)):
+        assert re.fullmatch(rf"{re.escape(host)}:{os.getpid()}:[0-9a-f]{{6}}", recipe.holder)
     for name in named:
         monkeypatch.setenv(name, f"the {name}")
         for recipe in (client.elector("work"), client.shards("work", 4)):
