@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin import Leases
+    from holdfast.lease.grant import LeaseGrant
     from holdfast.lineage.relay import Relay, Sink
     from holdfast.lineage.relays import Relays
+    from holdfast.lock.grant import LockGrant
     from holdfast.lock.handle import Lock, LockSpace
     from holdfast.lock.monitor import LockMonitor
     from holdfast.lock.tickets import Name
@@ -161,7 +163,7 @@ class Client:
         at_least: float = 0.0,
         auto_renew: bool = True,
         renew_every: float | None = None,
-        on_lost: OnLost = "flag",
+        on_lost: OnLost[LeaseGrant] = "flag",
         failover: Failover = "ttl",
         strict: bool = False,
     ) -> Lease:
@@ -179,7 +181,7 @@ class Client:
         )  # fmt: skip
         return Lease(self._engine, terms, timeout)
 
-    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> Lock:
+    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost[LockGrant] = "flag") -> Lock:
         """A handle of a lock, which lives with a session of holdfast's own, independent of the application's commits.
 
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for

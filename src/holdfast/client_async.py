@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin_async import AsyncLeases
+    from holdfast.lease.grant_async import AsyncLeaseGrant
     from holdfast.lineage.relay_async import AsyncRelay, AsyncSink
     from holdfast.lineage.relays_async import AsyncRelays
+    from holdfast.lock.grant_async import AsyncLockGrant
     from holdfast.lock.handle_async import AsyncLock, AsyncLockSpace
     from holdfast.lock.monitor_async import AsyncLockMonitor
     from holdfast.lock.tickets import Name
@@ -160,7 +162,7 @@ class AsyncClient:
         at_least: float = 0.0,
         auto_renew: bool = True,
         renew_every: float | None = None,
-        on_lost: OnLost = "flag",
+        on_lost: OnLost[AsyncLeaseGrant] = "flag",
         failover: Failover = "ttl",
         strict: bool = False,
     ) -> AsyncLease:
@@ -178,7 +180,7 @@ class AsyncClient:
         )  # fmt: skip
         return AsyncLease(self._engine, terms, timeout)
 
-    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> AsyncLock:
+    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost[AsyncLockGrant] = "flag") -> AsyncLock:
         """A handle of a lock, which lives with a session of holdfast's own, independent of the application's commits.
 
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 MIN_TTL, MAX_TTL = 0.05, 86400.0
 MAX_LIMIT = 10_000
@@ -15,7 +15,9 @@ class Unset(Enum):
     UNSET = "unset"
 
 
-OnLost = Literal["flag", "cancel", "exit"] | Callable[[Any], object]
+G = TypeVar("G")
+OnLost = Literal["flag", "cancel", "exit"] | Callable[[G], object]
+"""What happens when a grant of type G is lost."""
 
 OWN = "@"
 RESERVED = (OWN, "holdfast:")

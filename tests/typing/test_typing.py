@@ -1,4 +1,4 @@
-"""Typical uses pass strict type checkers, and planted mistakes are found. As a user's program, outside of this project."""
+"""Typical uses pass strict type checkers, and planted mistakes are found, as in a program outside of this project."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from holdfast.errors import AcquireTimeout, HoldfastError, NotAcquired
 from holdfast.names import MAX_TTL, MIN_TTL, OnLost, check_name, check_seconds
@@ -20,7 +20,7 @@ class LeaseTerms(NamedTuple):
     at_least: float
     auto_renew: bool
     renew_every: float
-    on_lost: OnLost
+    on_lost: OnLost[Any]
     failover: Failover
     reenter: bool
     on_beat: OnBeat | None = None
@@ -50,7 +50,7 @@ class LeaseTerms(NamedTuple):
         at_least: float = 0.0,
         auto_renew: bool = True,
         renew_every: float | None = None,
-        on_lost: OnLost = "flag",
+        on_lost: OnLost[Any] = "flag",
         failover: Failover = "ttl",
         strict: bool = False,
     ) -> Self:

@@ -7,7 +7,7 @@ import os
 import warnings
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import EngineError, HoldfastError, LockLost
 from holdfast.lock.tickets import Name, Ticket
@@ -31,7 +31,7 @@ class LockGrant:
 
     __slots__ = ("__weakref__", "_era", "_on_lost", "_ours", "_over", "_scope", "_space", "_ticket", "name")
 
-    def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
+    def __init__(self, space: LockSpace, name: Name, on_lost: OnLost[Any]) -> None:
         self.name = name
         self._space, self._on_lost = space, on_lost
         self._over: HoldfastError | None = None

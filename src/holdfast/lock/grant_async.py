@@ -6,7 +6,7 @@ import os
 import warnings
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import EngineError, HoldfastError, LockLost
 from holdfast.lock.tickets import Name, Ticket
@@ -30,7 +30,7 @@ class AsyncLockGrant:
 
     __slots__ = ("__weakref__", "_era", "_on_lost", "_ours", "_over", "_scope", "_space", "_ticket", "name")
 
-    def __init__(self, space: AsyncLockSpace, name: Name, on_lost: OnLost) -> None:
+    def __init__(self, space: AsyncLockSpace, name: Name, on_lost: OnLost[Any]) -> None:
         self.name = name
         self._space, self._on_lost = space, on_lost
         self._over: HoldfastError | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from holdfast.database.engine import Engine
 from holdfast.database.url import Database
@@ -30,7 +31,7 @@ class Lock:
 
     __slots__ = ("_entered", "_on_lost", "_space", "_target", "_timeout")
 
-    def __init__(self, space: LockSpace, name: Name, timeout: float | None, on_lost: OnLost) -> None:
+    def __init__(self, space: LockSpace, name: Name, timeout: float | None, on_lost: OnLost[Any]) -> None:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.url import Database
@@ -29,7 +30,7 @@ class AsyncLock:
 
     __slots__ = ("_entered", "_on_lost", "_space", "_target", "_timeout")
 
-    def __init__(self, space: AsyncLockSpace, name: Name, timeout: float | None, on_lost: OnLost) -> None:
+    def __init__(self, space: AsyncLockSpace, name: Name, timeout: float | None, on_lost: OnLost[Any]) -> None:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":

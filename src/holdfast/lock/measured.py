@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.lock.grant import LockGrant
 from holdfast.lock.handle import Lock, LockSpace
 from holdfast.lock.hold import Hold
@@ -18,7 +20,7 @@ _REASONS = {"gone": "timeout"}
 class MeasuredGrant(LockGrant):
     __slots__ = ("_hold",)
 
-    def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
+    def __init__(self, space: LockSpace, name: Name, on_lost: OnLost[Any]) -> None:
         super().__init__(space, name, on_lost)
         self._hold = Hold()
 

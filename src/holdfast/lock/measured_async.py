@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.lock.grant_async import AsyncLockGrant
 from holdfast.lock.handle_async import AsyncLock, AsyncLockSpace
 from holdfast.lock.hold import Hold
@@ -17,7 +19,7 @@ _REASONS = {"gone": "timeout"}
 class AsyncMeasuredGrant(AsyncLockGrant):
     __slots__ = ("_hold",)
 
-    def __init__(self, space: AsyncLockSpace, name: Name, on_lost: OnLost) -> None:
+    def __init__(self, space: AsyncLockSpace, name: Name, on_lost: OnLost[Any]) -> None:
         super().__init__(space, name, on_lost)
         self._hold = Hold()
 

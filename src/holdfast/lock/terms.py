@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
 from holdfast.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
 from holdfast.lock.tickets import Key, Name, State
@@ -70,7 +71,7 @@ def _pair(namespace: str, number: int) -> Target:
     return Target((namespace, number), repr((namespace, number)), None, namespace, b"%d" % number)
 
 
-def check_on_lost(on_lost: OnLost, *, cancels: bool) -> OnLost:
+def check_on_lost(on_lost: OnLost[Any], *, cancels: bool) -> OnLost[Any]:
     if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
         raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
     if on_lost == "cancel" and not cancels:
