@@ -83,7 +83,7 @@ def test_its_page_on_an_index_has_urls_and_no_link_that_only_works_in_the_reposi
     with zipfile.ZipFile(wheel) as archive:
         [name] = [each for each in archive.namelist() if each.endswith("/METADATA")]
         metadata = email.message_from_bytes(archive.read(name))
-    page = metadata.get_payload()
+    page = str(metadata.get_payload())
     links = re.findall(r"\]\(([^)]+)\)", page)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     repository = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))["Repository"]
