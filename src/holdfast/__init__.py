@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from holdfast.lock.rows import row_lock
     from holdfast.objects.model import MatchVersion, MustCreate, ObjectRecord, Unconditional
     from holdfast.operations.checksums import checksum_file
+    from holdfast.operations.op import Op
+    from holdfast.operations.op_async import AsyncOp
     from holdfast.operations.operation import Operation
     from holdfast.operations.operation_async import AsyncOperation
     from holdfast.operations.outcome import OperationRecord, Outcome
@@ -79,6 +81,7 @@ _HOMES = {
     "AsyncLeaseGrant": "holdfast.lease.grant_async",
     "AsyncLock": "holdfast.lock.handle_async",
     "AsyncLockGrant": "holdfast.lock.grant_async",
+    "AsyncOp": "holdfast.operations.op_async",
     "AsyncOperation": "holdfast.operations.operation_async",
     "AsyncShards": "holdfast.recipes.shards_async",
     "AsyncSlot": "holdfast.recipes.slots_async",
@@ -96,6 +99,7 @@ _HOMES = {
     "MatchVersion": "holdfast.objects.model",
     "MustCreate": "holdfast.objects.model",
     "ObjectRecord": "holdfast.objects.model",
+    "Op": "holdfast.operations.op",
     "Operation": "holdfast.operations.operation",
     "OperationKey": "holdfast.keys",
     "OperationRecord": "holdfast.operations.outcome",
@@ -121,6 +125,7 @@ __all__ = [
     "AsyncLeaseGrant",
     "AsyncLock",
     "AsyncLockGrant",
+    "AsyncOp",
     "AsyncOperation",
     "AsyncShards",
     "AsyncSlot",
@@ -151,6 +156,7 @@ __all__ = [
     "MustCreate",
     "NotAcquired",
     "ObjectRecord",
+    "Op",
     "Operation",
     "OperationFailed",
     "OperationInProgress",

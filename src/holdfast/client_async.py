@@ -242,10 +242,10 @@ class AsyncClient:
             "justification": justification,
         }  # fmt: skip
         operations = self._operations or self.operations
-        build_spec = operations.spec_builder(
+        build_spec = operations._spec_builder(
             terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract
         )
-        return operations.operation(build_spec, key, tx, payload)
+        return operations._operation(build_spec, key, tx, payload)
 
     def guard(
         self,

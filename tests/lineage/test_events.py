@@ -179,7 +179,7 @@ def test_what_was_said_before_is_read_again_only_where_something_ends(either: st
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
     sink = RecordingSink()
     with holdfast.Client(either) as client:
-        agreed = holdfast.lineage.Contract("d", "1", lambda op: op.outbox != [("item", "3")])
+        agreed = holdfast.lineage.Contract("d", "1", lambda op: op._outbox != [("item", "3")])
         outcomes = client.operations.run_many(
             [1, 2, 3], emitted, key=lambda item: key("d", item), inputs=["raw"], outputs=["d", "e"], contract=agreed
         )

@@ -36,7 +36,7 @@ from holdfast.operations.decide import (
     refusal,
 )
 from holdfast.operations.log import LogEntry, fold, parse_entries
-from holdfast.operations.op_context import Done, OpContext, call_with_op
+from holdfast.operations.op import Done, Op, call_with_op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.policy_checks import NeedsReview, PolicyChecks
 from holdfast.operations.spec import OperationSpec
@@ -100,15 +100,15 @@ class Attempt(ABC):
     # The strategy
 
     @abstractmethod
-    def _claim(self) -> OpContext | Outcome:
+    def _claim(self) -> Op | Outcome:
         """Claim the operation and recover a dead attempt, or return the outcome that it had."""
 
     @abstractmethod
-    def succeed(self, op: OpContext, value: Any) -> Outcome:
+    def succeed(self, op: Op, value: Any) -> Outcome:
         """Record the success with its result."""
 
     @abstractmethod
-    def fail(self, op: OpContext, error: BaseException) -> bool:
+    def fail(self, op: Op, error: BaseException) -> bool:
         """Undo and record the failure. True when the attempt collided with others and can begin again at once."""
 
     def drop(self) -> None:
@@ -117,7 +117,7 @@ class Attempt(ABC):
 
     # Begin
 
-    def begin(self) -> OpContext | Outcome:
+    def begin(self) -> Op | Outcome:
         """Claim the operation, waiting for its lock as the terms say; or the outcome that it had.
 
         An operation that must not be tried again is put up for review, and goes on if that was approved."""
@@ -233,7 +233,7 @@ class Attempt(ABC):
 
     # Around the function
 
-    def report_begun(self, op: OpContext) -> None:
+    def report_begun(self, op: Op) -> None:
         """The function is about to be called: every error from here on is one of an attempt."""
         self.has_begun = True
         if self.telemetry is not None:
@@ -260,14 +260,14 @@ class Attempt(ABC):
                 return True
         return False
 
-    def check_preconditions(self, op: OpContext) -> None:
+    def check_preconditions(self, op: Op) -> None:
         """OperationFailed when one does not hold. Then the effect may start."""
         if self.spec.preconditions:
             self._check_conditions("precondition", self.spec.preconditions, op)
-        if not self.spec.terms.marks_effect and not op.has_begun:
+        if not self.spec.terms.marks_effect and not op._has_begun:
             op.effect_started()
 
-    def check_postconditions(self, op: OpContext) -> None:
+    def check_postconditions(self, op: Op) -> None:
         """OperationFailed when one does not hold, or the contract is not met."""
         if self.spec.postconditions:
             self._check_conditions("postcondition", self.spec.postconditions, op)
@@ -276,7 +276,7 @@ class Attempt(ABC):
             check = (lineage.contract.check,)
             self._check_conditions("postcondition", check, op, contract=lineage.contract_detail())
 
-    def _check_conditions(self, kind: str, conditions: Sequence[Function], op: OpContext, **more: Any) -> None:
+    def _check_conditions(self, kind: str, conditions: Sequence[Function], op: Op, **more: Any) -> None:
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
@@ -285,7 +285,7 @@ class Attempt(ABC):
             except Exception as error:
                 holds, cause = False, error
             detail = {} if cause is None else {"error": format_error(error_record(cause))}
-            op.add_entry(kind, {"name": name, "ok": holds, **detail, **more})
+            op._add_entry(kind, {"name": name, "ok": holds, **detail, **more})
             if not holds:
                 why = f": {detail['error']}" if detail else ""
                 raise OperationFailed(
@@ -307,14 +307,12 @@ class Attempt(ABC):
             raise TypeError(f"verify must return True, op.done(result), False or None, not {answer!r:.80}")
         return answer if isinstance(answer, Done) else Done() if answer else None
 
-    def dead_op(self, prior: Prior, asked_at: float) -> OpContext:
+    def dead_op(self, prior: Prior, asked_at: float) -> Op:
         """The ``op`` of the dead attempt, with its checkpoints, and with our fence, which is newer than its own."""
         digest = self.spec.key.digest
         states = fold(fetch_entries(self.spec.engine, digest))
         checkpoints = states[digest].checkpoints if digest in states else {}
-        return OpContext(
-            self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints
-        )
+        return Op(self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints)
 
     # Errors
 

@@ -35,7 +35,7 @@ from holdfast.operations.decide import (
     refusal,
 )
 from holdfast.operations.log import LogEntry, fold, parse_entries
-from holdfast.operations.op_context_async import AsyncOpContext, Done, call_with_op
+from holdfast.operations.op_async import AsyncOp, Done, call_with_op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.policy_checks_async import AsyncPolicyChecks, NeedsReview
 from holdfast.operations.spec_async import AsyncOperationSpec
@@ -99,15 +99,15 @@ class AsyncAttempt(ABC):
     # The strategy
 
     @abstractmethod
-    async def _claim(self) -> AsyncOpContext | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome:
         """Claim the operation and recover a dead attempt, or return the outcome that it had."""
 
     @abstractmethod
-    async def succeed(self, op: AsyncOpContext, value: Any) -> Outcome:
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
         """Record the success with its result."""
 
     @abstractmethod
-    async def fail(self, op: AsyncOpContext, error: BaseException) -> bool:
+    async def fail(self, op: AsyncOp, error: BaseException) -> bool:
         """Undo and record the failure. True when the attempt collided with others and can begin again at once."""
 
     async def drop(self) -> None:
@@ -116,7 +116,7 @@ class AsyncAttempt(ABC):
 
     # Begin
 
-    async def begin(self) -> AsyncOpContext | Outcome:
+    async def begin(self) -> AsyncOp | Outcome:
         """Claim the operation, waiting for its lock as the terms say; or the outcome that it had.
 
         An operation that must not be tried again is put up for review, and goes on if that was approved."""
@@ -232,7 +232,7 @@ class AsyncAttempt(ABC):
 
     # Around the function
 
-    def report_begun(self, op: AsyncOpContext) -> None:
+    def report_begun(self, op: AsyncOp) -> None:
         """The function is about to be called: every error from here on is one of an attempt."""
         self.has_begun = True
         if self.telemetry is not None:
@@ -259,14 +259,14 @@ class AsyncAttempt(ABC):
                 return True
         return False
 
-    async def check_preconditions(self, op: AsyncOpContext) -> None:
+    async def check_preconditions(self, op: AsyncOp) -> None:
         """OperationFailed when one does not hold. Then the effect may start."""
         if self.spec.preconditions:
             await self._check_conditions("precondition", self.spec.preconditions, op)
-        if not self.spec.terms.marks_effect and not op.has_begun:
+        if not self.spec.terms.marks_effect and not op._has_begun:
             await op.effect_started()
 
-    async def check_postconditions(self, op: AsyncOpContext) -> None:
+    async def check_postconditions(self, op: AsyncOp) -> None:
         """OperationFailed when one does not hold, or the contract is not met."""
         if self.spec.postconditions:
             await self._check_conditions("postcondition", self.spec.postconditions, op)
@@ -275,9 +275,7 @@ class AsyncAttempt(ABC):
             check = (lineage.contract.check,)
             await self._check_conditions("postcondition", check, op, contract=lineage.contract_detail())
 
-    async def _check_conditions(
-        self, kind: str, conditions: Sequence[Function], op: AsyncOpContext, **more: Any
-    ) -> None:
+    async def _check_conditions(self, kind: str, conditions: Sequence[Function], op: AsyncOp, **more: Any) -> None:
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
@@ -286,7 +284,7 @@ class AsyncAttempt(ABC):
             except Exception as error:
                 holds, cause = False, error
             detail = {} if cause is None else {"error": format_error(error_record(cause))}
-            op.add_entry(kind, {"name": name, "ok": holds, **detail, **more})
+            op._add_entry(kind, {"name": name, "ok": holds, **detail, **more})
             if not holds:
                 why = f": {detail['error']}" if detail else ""
                 raise OperationFailed(
@@ -308,14 +306,12 @@ class AsyncAttempt(ABC):
             raise TypeError(f"verify must return True, op.done(result), False or None, not {answer!r:.80}")
         return answer if isinstance(answer, Done) else Done() if answer else None
 
-    async def dead_op(self, prior: Prior, asked_at: float) -> AsyncOpContext:
+    async def dead_op(self, prior: Prior, asked_at: float) -> AsyncOp:
         """The ``op`` of the dead attempt, with its checkpoints, and with our fence, which is newer than its own."""
         digest = self.spec.key.digest
         states = fold(await fetch_entries(self.spec.engine, digest))
         checkpoints = states[digest].checkpoints if digest in states else {}
-        return AsyncOpContext(
-            self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints
-        )
+        return AsyncOp(self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints)
 
     # Errors
 

@@ -28,7 +28,7 @@ from holdfast.operations.decide import (
 )
 from holdfast.operations.leased_attempt import LeasedAttempt
 from holdfast.operations.log import Chain, EncodedEntry, encode_entry, hash_prefix, link_entries
-from holdfast.operations.op_context import OpContext, call_metered, call_with_op, op_parameter
+from holdfast.operations.op import Op, call_metered, call_with_op, op_parameter
 from holdfast.operations.operation import new_run_telemetry, run
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec import OperationSpec, encode_result
@@ -266,11 +266,11 @@ class BatchPart:
             if spec.lineage.contract is not None:
                 self._attempt.check_postconditions(op)
             if not is_plain:
-                op.close()
+                op._close()
         except Exception as error:
-            op.close()
+            op._close()
             record = error_record(error, remembered=self._attempt.is_remembered(error))
-            op.add_entry("failure", failure_detail(record))
+            op._add_entry("failure", failure_detail(record))
             self._ends[digest] = ("failure", None, None, json.dumps(record), "1", "1", None)
             return Outcome("failed", False, 1, error=error)
         try:
@@ -280,17 +280,17 @@ class BatchPart:
             self._ends[digest] = ("partial", None, None, json.dumps(record), "0", "1", None)
             return Outcome("failed", False, 1, error=error)
         keep = spec.terms.keep
-        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
-        self._ends[digest] = ("success", *result.values(), None, "0", "1", op.outbox_json())
+        op._add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
+        self._ends[digest] = ("success", *result.values(), None, "0", "1", op._outbox_json())
         return Outcome("success", False, 1, value=value)
 
-    def _op(self, digest: str) -> OpContext:
+    def _op(self, digest: str) -> Op:
         chain = self._chains[digest] = Chain(digest, self._claimed[digest])
-        op = OpContext(
+        op = Op(
             self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
             save=self._save,
         )  # fmt: skip
-        op.has_begun = True
+        op._has_begun = True
         return op
 
     def _finish_interrupted(self) -> None:
@@ -299,7 +299,7 @@ class BatchPart:
         error = json.dumps({"type": "Interrupted", "message": why})
         for digest in [digest for digest in self._claimed if digest not in self._chains]:
             op = self._op(digest)
-            op.add_entry("rollback", {"attempt": op.attempt, "why": why})
+            op._add_entry("rollback", {"attempt": op.attempt, "why": why})
             self._ends[digest] = ("failure", None, None, error, "0", "0", None)
         try:
             self._finish()
@@ -327,7 +327,7 @@ class BatchPart:
         if rows and self._call("operation_finish_many", {"keep": keep}, FINISH_COLUMNS, rows):
             raise self._fenced_out()
 
-    def _save(self, op: OpContext) -> None:
+    def _save(self, op: Op) -> None:
         """Write the checkpoint of one operation at once."""
         LeasedAttempt.under(self._specs[op.key.digest], self._grant).save(op)
 

@@ -27,7 +27,7 @@ from holdfast.operations.decide import (
 )
 from holdfast.operations.leased_attempt_async import AsyncLeasedAttempt
 from holdfast.operations.log import Chain, EncodedEntry, encode_entry, hash_prefix, link_entries
-from holdfast.operations.op_context_async import AsyncOpContext, call_metered, call_with_op, op_parameter
+from holdfast.operations.op_async import AsyncOp, call_metered, call_with_op, op_parameter
 from holdfast.operations.operation_async import new_run_telemetry, run
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
@@ -265,11 +265,11 @@ class AsyncBatchPart:
             if spec.lineage.contract is not None:
                 await self._attempt.check_postconditions(op)
             if not is_plain:
-                await op.close()
+                await op._close()
         except Exception as error:
-            await op.close()
+            await op._close()
             record = error_record(error, remembered=self._attempt.is_remembered(error))
-            op.add_entry("failure", failure_detail(record))
+            op._add_entry("failure", failure_detail(record))
             self._ends[digest] = ("failure", None, None, json.dumps(record), "1", "1", None)
             return Outcome("failed", False, 1, error=error)
         try:
@@ -279,17 +279,17 @@ class AsyncBatchPart:
             self._ends[digest] = ("partial", None, None, json.dumps(record), "0", "1", None)
             return Outcome("failed", False, 1, error=error)
         keep = spec.terms.keep
-        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
-        self._ends[digest] = ("success", *result.values(), None, "0", "1", op.outbox_json())
+        op._add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
+        self._ends[digest] = ("success", *result.values(), None, "0", "1", op._outbox_json())
         return Outcome("success", False, 1, value=value)
 
-    def _op(self, digest: str) -> AsyncOpContext:
+    def _op(self, digest: str) -> AsyncOp:
         chain = self._chains[digest] = Chain(digest, self._claimed[digest])
-        op = AsyncOpContext(
+        op = AsyncOp(
             self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
             save=self._save,
         )  # fmt: skip
-        op.has_begun = True
+        op._has_begun = True
         return op
 
     async def _finish_interrupted(self) -> None:
@@ -298,7 +298,7 @@ class AsyncBatchPart:
         error = json.dumps({"type": "Interrupted", "message": why})
         for digest in [digest for digest in self._claimed if digest not in self._chains]:
             op = self._op(digest)
-            op.add_entry("rollback", {"attempt": op.attempt, "why": why})
+            op._add_entry("rollback", {"attempt": op.attempt, "why": why})
             self._ends[digest] = ("failure", None, None, error, "0", "0", None)
         try:
             await self._finish()
@@ -326,7 +326,7 @@ class AsyncBatchPart:
         if rows and await self._call("operation_finish_many", {"keep": keep}, FINISH_COLUMNS, rows):
             raise self._fenced_out()
 
-    async def _save(self, op: AsyncOpContext) -> None:
+    async def _save(self, op: AsyncOp) -> None:
         """Write the checkpoint of one operation at once."""
         await AsyncLeasedAttempt.under(self._specs[op.key.digest], self._grant).save(op)
 

@@ -16,7 +16,7 @@ from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt import entered_attempts
 from holdfast.operations.decide import Decision, Prior, chain_length, in_progress, read_only_transaction
-from holdfast.operations.op_context import OpContext
+from holdfast.operations.op import Op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction import (
     RollBack,
@@ -42,7 +42,7 @@ class CallersTransaction(TransactionAttempt):
             self._policy = PolicyChecks(self.spec, self.tries, self._connection)
         return self._policy
 
-    def _claim(self) -> OpContext | Outcome:
+    def _claim(self) -> Op | Outcome:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -91,7 +91,7 @@ class CallersTransaction(TransactionAttempt):
             self._savepoints.append(self._connection.nested())
             self._savepoints[-1].__enter__()
 
-    def succeed(self, op: OpContext, value: Any) -> Outcome:
+    def succeed(self, op: Op, value: Any) -> Outcome:
         parameters = self._success(op, value)
         with detect_ended_transaction(op.key.label):
             self._connection.flush()
@@ -107,7 +107,7 @@ class CallersTransaction(TransactionAttempt):
     def _release_savepoint(self) -> None:
         self._savepoints.pop().__exit__(None, None, None)
 
-    def fail(self, op: OpContext, error: BaseException) -> bool:
+    def fail(self, op: Op, error: BaseException) -> bool:
         has_ended = says_transaction_ended(error) or self._has_ended_transaction(error)
         is_undone = self._undo()
         if has_ended and not self._is_sqlite:  # on SQLite the caller may have a transaction open, which has the file

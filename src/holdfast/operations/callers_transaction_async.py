@@ -15,7 +15,7 @@ from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt_async import entered_attempts
 from holdfast.operations.decide import Decision, Prior, chain_length, in_progress, read_only_transaction
-from holdfast.operations.op_context_async import AsyncOpContext
+from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction_async import (
     AsyncTransactionAttempt,
@@ -41,7 +41,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             self._policy = AsyncPolicyChecks(self.spec, self.tries, self._connection)
         return self._policy
 
-    async def _claim(self) -> AsyncOpContext | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -90,7 +90,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             self._savepoints.append(self._connection.nested())
             await self._savepoints[-1].__aenter__()
 
-    async def succeed(self, op: AsyncOpContext, value: Any) -> Outcome:
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
         parameters = self._success(op, value)
         with detect_ended_transaction(op.key.label):
             await self._connection.flush()
@@ -106,7 +106,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
     async def _release_savepoint(self) -> None:
         await self._savepoints.pop().__aexit__(None, None, None)
 
-    async def fail(self, op: AsyncOpContext, error: BaseException) -> bool:
+    async def fail(self, op: AsyncOp, error: BaseException) -> bool:
         has_ended = says_transaction_ended(error) or await self._has_ended_transaction(error)
         is_undone = await self._undo()
         if has_ended and not self._is_sqlite:  # on SQLite the caller may have a transaction open, which has the file

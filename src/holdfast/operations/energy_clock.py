@@ -18,7 +18,7 @@ log = logger("holdfast.operation")
 
 
 class EnergyClock:
-    """Measures from ``start`` to ``stop``, which sets ``op.energy`` when the meter returns an estimate.
+    """Measures from ``start`` to ``stop``, which sets ``op._energy`` when the meter returns an estimate.
 
     CPU seconds are those of this thread, unless the caller counts them itself and sets ``cpu_seconds``.
     """
@@ -42,7 +42,7 @@ class EnergyClock:
         cpu = self._thread_seconds() if self.cpu_seconds is None else self.cpu_seconds
         try:
             estimate = None if self._end is None else self._end(cpu, wall, self._clock)
-            self._op.energy = None if estimate is None else energy_record(cpu, wall, estimate)
+            self._op._energy = None if estimate is None else energy_record(cpu, wall, estimate)
         except Exception:
             self._log_failure()
 

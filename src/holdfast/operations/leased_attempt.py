@@ -31,7 +31,7 @@ from holdfast.operations.decide import (
     fenced_out,
     in_progress,
 )
-from holdfast.operations.op_context import OpContext
+from holdfast.operations.op import Op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec import OperationSpec, encode_result
 from holdfast.runtime.clock import now
@@ -81,7 +81,7 @@ class LeasedAttempt(Attempt):
 
     # Claim
 
-    def _claim(self) -> OpContext | Outcome:
+    def _claim(self) -> Op | Outcome:
         started, tries = now(), 0
         while True:
             prior = self.fetch_prior()
@@ -142,7 +142,7 @@ class LeasedAttempt(Attempt):
         self.release()
         return False
 
-    def _claim_under_lease(self, prior: Prior, decision: Decision) -> OpContext | Outcome | None:
+    def _claim_under_lease(self, prior: Prior, decision: Decision) -> Op | Outcome | None:
         """Write the claim, or fetch the row again if it has changed. None: a transaction has the lock."""
         try:
             while True:
@@ -163,17 +163,17 @@ class LeasedAttempt(Attempt):
             self.release()
             raise
 
-    def _start(self, prior: Prior, decision: Decision) -> tuple[OpContext | Outcome | None, str]:
+    def _start(self, prior: Prior, decision: Decision) -> tuple[Op | Outcome | None, str]:
         """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
         spec, self.prior = self.spec, prior
         if spec.governed is not None:
             self.policy.check_locked(prior)
         is_sensitive = spec.governed is not None and self.policy.is_sensitive
-        op = OpContext(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
+        op = Op(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
         self.prior = prior._replace(failures=prior.failed_attempts)
         if decision is not Decision.EXECUTE:
-            op.attempt, op.has_begun = prior.attempt, True
-            op.add_entry("lock_acquired", self.lock_detail())
+            op.attempt, op._has_begun = prior.attempt, True
+            op._add_entry("lock_acquired", self.lock_detail())
             if (state := self.write(op, "partial", lock=spec.key.lock_key)) != "done":
                 return None, state
             if self._policy is not None:
@@ -181,15 +181,15 @@ class LeasedAttempt(Attempt):
             outcome = self._recover(op, prior, decision)
             if outcome is not None:
                 return outcome, "done"
-            op.attempt, op.has_begun = prior.attempt + 1, False
+            op.attempt, op._has_begun = prior.attempt + 1, False
         else:
-            op.add_entry("lock_acquired", self.lock_detail())
-        op.add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
+            op._add_entry("lock_acquired", self.lock_detail())
+        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
         if not spec.preconditions and not spec.terms.marks_effect and not is_sensitive:
-            op.has_begun = True
-            op.add_entry("effect_started")
+            op._has_begun = True
+            op._add_entry("effect_started")
         state = self.write(op, "partial", lock=spec.key.lock_key)
-        op.save = self.save
+        op._save = self.save
         if state != "done":
             return None, state
         if is_sensitive:
@@ -198,7 +198,7 @@ class LeasedAttempt(Attempt):
             self._policy.spend_approval()
         return op, state
 
-    def _check_again(self, op: OpContext, prior: Prior) -> None:
+    def _check_again(self, op: Op, prior: Prior) -> None:
         """A transaction that had the lock during the check may have committed the same since. None can from here on,
         and there is no effect yet."""
         try:
@@ -207,20 +207,20 @@ class LeasedAttempt(Attempt):
             self.fail(op, error)
             raise
 
-    def _recover(self, op: OpContext, prior: Prior, decision: Decision) -> Outcome | None:
+    def _recover(self, op: Op, prior: Prior, decision: Decision) -> Outcome | None:
         """Roll the dead attempt back, or ask the probe; the outcome if that says that it is done."""
         spec = self.spec
         try:
             if decision is Decision.ROLL_BACK and spec.rollback is not None:
                 self.roll_back(spec.rollback, prior, self.asked_at)
-                op.add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
+                op._add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
             elif spec.verify is not None:
                 done = self.probe(spec.verify, prior, self.asked_at)
                 if done is not None:
                     return self.succeed(op, done.result)
-            op.add_release()
+            op._add_release()
             op.attempt += 1
-            op.add_entry("lock_acquired", {**self.lock_detail(), "mended": True})
+            op._add_entry("lock_acquired", {**self.lock_detail(), "mended": True})
             op.attempt -= 1
             return None
         except Exception as error:
@@ -230,19 +230,19 @@ class LeasedAttempt(Attempt):
 
     # End
 
-    def succeed(self, op: OpContext, value: Any) -> Outcome:
-        op.close()
+    def succeed(self, op: Op, value: Any) -> Outcome:
+        op._close()
         try:
             result = encode_result(value)
         except ValueError as error:
             self._close_partial(op, error_record(error, where="result"))
             raise
         keep = self.spec.terms.keep
-        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
+        op._add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         self.close(op, "success", keep=keep, failures=0, **result)
         return Outcome("success", False, op.attempt, value=value)
 
-    def fail(self, op: OpContext, error: BaseException) -> bool:
+    def fail(self, op: Op, error: BaseException) -> bool:
         """After an interrupt the effect is unknown: the row stays partial."""
         if self.grant is None:
             return False  # the end is written already, or was refused
@@ -250,28 +250,28 @@ class LeasedAttempt(Attempt):
             self.release()
             return False
         record = error_record(error, remembered=self.is_remembered(error))
-        op.close()
-        op.add_entry("failure", failure_detail(record))
+        op._close()
+        op._add_entry("failure", failure_detail(record))
         try:
             self.close(op, "failure", error=json.dumps(record), failures=self.prior.failures + 1)
         except HoldfastError as problem:
             self.log_unrecorded(problem)
         return False
 
-    def _close_partial(self, op: OpContext, record: dict[str, Any]) -> None:
+    def _close_partial(self, op: Op, record: dict[str, Any]) -> None:
         """The effect is unknown, or its result cannot be stored: leave it to a recovery."""
         self.close(op, "partial", error=json.dumps(record))
 
-    def close(self, op: OpContext, status: str, **more: Any) -> None:
+    def close(self, op: Op, status: str, **more: Any) -> None:
         """Write the end and release the lease. ``changed_error`` when the log has changed."""
-        op.add_release()
+        op._add_release()
         try:
             if self.write(op, status, **more) != "done":
                 raise self.changed_error(self.spec.key)
         finally:
             self.release()
 
-    def save(self, op: OpContext) -> None:
+    def save(self, op: Op) -> None:
         """Write the pending entries of a running attempt."""
         if self.write(op, "partial") != "done":
             raise self.changed_error(self.spec.key)
@@ -279,7 +279,7 @@ class LeasedAttempt(Attempt):
     def lock_detail(self) -> dict[str, Any]:
         return self.spec.lock_detail(self.held_grant.name) or {}
 
-    def write(self, op: OpContext, status: str, **more: Any) -> str:
+    def write(self, op: Op, status: str, **more: Any) -> str:
         """Write the row and the pending entries: "done"; "changed" when the chain has another end than expected; "busy"
         when a transaction has the lock. FencedOut when the lease is lost."""
         grant = self.held_grant
@@ -297,7 +297,7 @@ class LeasedAttempt(Attempt):
         if state == "changed" and (self.fetch_prior()).pointer == row["pointer"]:
             state = "done"  # written twice, because the first answer was lost
         if state == "done":
-            op.chain.confirm()
+            op._chain.confirm()
         return state
 
     def drop(self) -> None:

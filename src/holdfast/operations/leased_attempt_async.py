@@ -30,7 +30,7 @@ from holdfast.operations.decide import (
     fenced_out,
     in_progress,
 )
-from holdfast.operations.op_context_async import AsyncOpContext
+from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
 from holdfast.runtime.clock import now
@@ -80,7 +80,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
 
     # Claim
 
-    async def _claim(self) -> AsyncOpContext | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome:
         started, tries = now(), 0
         while True:
             prior = await self.fetch_prior()
@@ -141,7 +141,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
         await self.release()
         return False
 
-    async def _claim_under_lease(self, prior: Prior, decision: Decision) -> AsyncOpContext | Outcome | None:
+    async def _claim_under_lease(self, prior: Prior, decision: Decision) -> AsyncOp | Outcome | None:
         """Write the claim, or fetch the row again if it has changed. None: a transaction has the lock."""
         try:
             while True:
@@ -162,17 +162,17 @@ class AsyncLeasedAttempt(AsyncAttempt):
             await self.release()
             raise
 
-    async def _start(self, prior: Prior, decision: Decision) -> tuple[AsyncOpContext | Outcome | None, str]:
+    async def _start(self, prior: Prior, decision: Decision) -> tuple[AsyncOp | Outcome | None, str]:
         """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
         spec, self.prior = self.spec, prior
         if spec.governed is not None:
             await self.policy.check_locked(prior)
         is_sensitive = spec.governed is not None and self.policy.is_sensitive
-        op = AsyncOpContext(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
+        op = AsyncOp(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
         self.prior = prior._replace(failures=prior.failed_attempts)
         if decision is not Decision.EXECUTE:
-            op.attempt, op.has_begun = prior.attempt, True
-            op.add_entry("lock_acquired", self.lock_detail())
+            op.attempt, op._has_begun = prior.attempt, True
+            op._add_entry("lock_acquired", self.lock_detail())
             if (state := await self.write(op, "partial", lock=spec.key.lock_key)) != "done":
                 return None, state
             if self._policy is not None:
@@ -180,15 +180,15 @@ class AsyncLeasedAttempt(AsyncAttempt):
             outcome = await self._recover(op, prior, decision)
             if outcome is not None:
                 return outcome, "done"
-            op.attempt, op.has_begun = prior.attempt + 1, False
+            op.attempt, op._has_begun = prior.attempt + 1, False
         else:
-            op.add_entry("lock_acquired", self.lock_detail())
-        op.add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
+            op._add_entry("lock_acquired", self.lock_detail())
+        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
         if not spec.preconditions and not spec.terms.marks_effect and not is_sensitive:
-            op.has_begun = True
-            op.add_entry("effect_started")
+            op._has_begun = True
+            op._add_entry("effect_started")
         state = await self.write(op, "partial", lock=spec.key.lock_key)
-        op.save = self.save
+        op._save = self.save
         if state != "done":
             return None, state
         if is_sensitive:
@@ -197,7 +197,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
             self._policy.spend_approval()
         return op, state
 
-    async def _check_again(self, op: AsyncOpContext, prior: Prior) -> None:
+    async def _check_again(self, op: AsyncOp, prior: Prior) -> None:
         """A transaction that had the lock during the check may have committed the same since. None can from here on,
         and there is no effect yet."""
         try:
@@ -206,20 +206,20 @@ class AsyncLeasedAttempt(AsyncAttempt):
             await self.fail(op, error)
             raise
 
-    async def _recover(self, op: AsyncOpContext, prior: Prior, decision: Decision) -> Outcome | None:
+    async def _recover(self, op: AsyncOp, prior: Prior, decision: Decision) -> Outcome | None:
         """Roll the dead attempt back, or ask the probe; the outcome if that says that it is done."""
         spec = self.spec
         try:
             if decision is Decision.ROLL_BACK and spec.rollback is not None:
                 await self.roll_back(spec.rollback, prior, self.asked_at)
-                op.add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
+                op._add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
             elif spec.verify is not None:
                 done = await self.probe(spec.verify, prior, self.asked_at)
                 if done is not None:
                     return await self.succeed(op, done.result)
-            op.add_release()
+            op._add_release()
             op.attempt += 1
-            op.add_entry("lock_acquired", {**self.lock_detail(), "mended": True})
+            op._add_entry("lock_acquired", {**self.lock_detail(), "mended": True})
             op.attempt -= 1
             return None
         except Exception as error:
@@ -229,19 +229,19 @@ class AsyncLeasedAttempt(AsyncAttempt):
 
     # End
 
-    async def succeed(self, op: AsyncOpContext, value: Any) -> Outcome:
-        await op.close()
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
+        await op._close()
         try:
             result = encode_result(value)
         except ValueError as error:
             await self._close_partial(op, error_record(error, where="result"))
             raise
         keep = self.spec.terms.keep
-        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
+        op._add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         await self.close(op, "success", keep=keep, failures=0, **result)
         return Outcome("success", False, op.attempt, value=value)
 
-    async def fail(self, op: AsyncOpContext, error: BaseException) -> bool:
+    async def fail(self, op: AsyncOp, error: BaseException) -> bool:
         """After an interrupt the effect is unknown: the row stays partial."""
         if self.grant is None:
             return False  # the end is written already, or was refused
@@ -249,28 +249,28 @@ class AsyncLeasedAttempt(AsyncAttempt):
             await self.release()
             return False
         record = error_record(error, remembered=self.is_remembered(error))
-        await op.close()
-        op.add_entry("failure", failure_detail(record))
+        await op._close()
+        op._add_entry("failure", failure_detail(record))
         try:
             await self.close(op, "failure", error=json.dumps(record), failures=self.prior.failures + 1)
         except HoldfastError as problem:
             self.log_unrecorded(problem)
         return False
 
-    async def _close_partial(self, op: AsyncOpContext, record: dict[str, Any]) -> None:
+    async def _close_partial(self, op: AsyncOp, record: dict[str, Any]) -> None:
         """The effect is unknown, or its result cannot be stored: leave it to a recovery."""
         await self.close(op, "partial", error=json.dumps(record))
 
-    async def close(self, op: AsyncOpContext, status: str, **more: Any) -> None:
+    async def close(self, op: AsyncOp, status: str, **more: Any) -> None:
         """Write the end and release the lease. ``changed_error`` when the log has changed."""
-        op.add_release()
+        op._add_release()
         try:
             if await self.write(op, status, **more) != "done":
                 raise self.changed_error(self.spec.key)
         finally:
             await self.release()
 
-    async def save(self, op: AsyncOpContext) -> None:
+    async def save(self, op: AsyncOp) -> None:
         """Write the pending entries of a running attempt."""
         if await self.write(op, "partial") != "done":
             raise self.changed_error(self.spec.key)
@@ -278,7 +278,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
     def lock_detail(self) -> dict[str, Any]:
         return self.spec.lock_detail(self.held_grant.name) or {}
 
-    async def write(self, op: AsyncOpContext, status: str, **more: Any) -> str:
+    async def write(self, op: AsyncOp, status: str, **more: Any) -> str:
         """Write the row and the pending entries: "done"; "changed" when the chain has another end than expected; "busy"
         when a transaction has the lock. FencedOut when the lease is lost."""
         grant = self.held_grant
@@ -296,7 +296,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
         if state == "changed" and (await self.fetch_prior()).pointer == row["pointer"]:
             state = "done"  # written twice, because the first answer was lost
         if state == "done":
-            op.chain.confirm()
+            op._chain.confirm()
         return state
 
     async def drop(self) -> None:

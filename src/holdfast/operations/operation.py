@@ -18,7 +18,7 @@ from holdfast.operations.attempt import Attempt
 from holdfast.operations.callers_transaction import CallersTransaction
 from holdfast.operations.decide import NO_PRIOR, backoff_delay
 from holdfast.operations.leased_attempt import LeasedAttempt
-from holdfast.operations.op_context import OpContext, call_metered, call_with_op
+from holdfast.operations.op import Op, call_metered, call_with_op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction import OwnTransaction, check_unused
 from holdfast.operations.spec import OperationSpec
@@ -44,7 +44,7 @@ class Operation:
     def __init__(self, build_spec: SpecBuilder, key: Any, fingerprint: str | None, tx: Any, payload: object) -> None:
         self._build_spec, self._key, self._fingerprint, self._tx = build_spec, key, fingerprint, tx
         self._payload = payload
-        self._blocks: list[tuple[int, Attempt | None, OpContext]] = []
+        self._blocks: list[tuple[int, Attempt | None, Op]] = []
         """The entered blocks: the caller, the attempt (None: nothing to do), its ``op``."""
 
     def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
@@ -74,7 +74,7 @@ class Operation:
 
         return run_once
 
-    def __enter__(self) -> OpContext:
+    def __enter__(self) -> Op:
         """Begin the operation for the body of the block. If it was done before, ``op.replayed`` is true and
         ``op.result`` the recorded result; otherwise the body does it and sets ``op.result``. With
         ``when_locked="skip"`` look at ``op.status``."""
@@ -96,8 +96,8 @@ class Operation:
             if spec.meter is not None:
                 from holdfast.operations.energy_clock import EnergyClock
 
-                op.energy_clock = EnergyClock(op, spec.meter, BLOCK_CLOCK)
-                op.energy_clock.start()
+                op._energy_clock = EnergyClock(op, spec.meter, BLOCK_CLOCK)
+                op._energy_clock.start()
         except BaseException as error:
             try:
                 attempt.drop()
@@ -107,12 +107,12 @@ class Operation:
             raise
         return op
 
-    def _enter_settled(self, spec: OperationSpec, attempt: Attempt, outcome: Outcome) -> OpContext:
+    def _enter_settled(self, spec: OperationSpec, attempt: Attempt, outcome: Outcome) -> Op:
         """The operation was done before, or is skipped. The body runs all the same, with the outcome in its ``op``, and
         nothing is recorded."""
         if attempt.telemetry is not None:
             attempt.telemetry.ended(outcome)
-        op = OpContext(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)
+        op = Op(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)
         op.replayed, op.status, op.result = outcome.replayed, outcome.status, outcome.value
         self._blocks.append((current_id(), None, op))
         return op
@@ -125,8 +125,8 @@ class Operation:
             return
         result: Outcome | BaseException | None = error
         try:
-            if op.energy_clock is not None:
-                op.energy_clock.stop()
+            if op._energy_clock is not None:
+                op._energy_clock.stop()
             attempt.leave()
             if error is not None:
                 attempt.fail(op, error)
@@ -140,7 +140,7 @@ class Operation:
             if result is not None and attempt.telemetry is not None:
                 attempt.telemetry.ended(result)
 
-    def _succeed(self, attempt: Attempt, op: OpContext) -> Outcome:
+    def _succeed(self, attempt: Attempt, op: Op) -> Outcome:
         try:
             attempt.check_postconditions(op)
             return attempt.succeed(op, op.result)
@@ -148,7 +148,7 @@ class Operation:
             attempt.fail(op, error)
             raise
 
-    def _pop_block(self) -> tuple[Attempt | None, OpContext]:
+    def _pop_block(self) -> tuple[Attempt | None, Op]:
         """The block that ends: the last one entered by this thread or task, or the only one, entered by another (a
         generator, for example, may be closed by another task)."""
         own = [block for block in self._blocks if block[0] == current_id()]

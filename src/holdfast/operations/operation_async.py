@@ -17,7 +17,7 @@ from holdfast.operations.attempt_async import AsyncAttempt
 from holdfast.operations.callers_transaction_async import AsyncCallersTransaction
 from holdfast.operations.decide import NO_PRIOR, backoff_delay
 from holdfast.operations.leased_attempt_async import AsyncLeasedAttempt
-from holdfast.operations.op_context_async import AsyncOpContext, call_metered, call_with_op
+from holdfast.operations.op_async import AsyncOp, call_metered, call_with_op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction_async import AsyncOwnTransaction, check_unused
 from holdfast.operations.spec_async import AsyncOperationSpec
@@ -43,7 +43,7 @@ class AsyncOperation:
     def __init__(self, build_spec: SpecBuilder, key: Any, fingerprint: str | None, tx: Any, payload: object) -> None:
         self._build_spec, self._key, self._fingerprint, self._tx = build_spec, key, fingerprint, tx
         self._payload = payload
-        self._blocks: list[tuple[int, AsyncAttempt | None, AsyncOpContext]] = []
+        self._blocks: list[tuple[int, AsyncAttempt | None, AsyncOp]] = []
         """The entered blocks: the caller, the attempt (None: nothing to do), its ``op``."""
 
     async def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
@@ -73,7 +73,7 @@ class AsyncOperation:
 
         return run_once
 
-    async def __aenter__(self) -> AsyncOpContext:
+    async def __aenter__(self) -> AsyncOp:
         """Begin the operation for the body of the block. If it was done before, ``op.replayed`` is true and
         ``op.result`` the recorded result; otherwise the body does it and sets ``op.result``. With
         ``when_locked="skip"`` look at ``op.status``."""
@@ -95,8 +95,8 @@ class AsyncOperation:
             if spec.meter is not None:
                 from holdfast.operations.energy_clock import EnergyClock
 
-                op.energy_clock = EnergyClock(op, spec.meter, BLOCK_CLOCK)
-                op.energy_clock.start()
+                op._energy_clock = EnergyClock(op, spec.meter, BLOCK_CLOCK)
+                op._energy_clock.start()
         except BaseException as error:
             try:
                 await attempt.drop()
@@ -106,12 +106,12 @@ class AsyncOperation:
             raise
         return op
 
-    def _enter_settled(self, spec: AsyncOperationSpec, attempt: AsyncAttempt, outcome: Outcome) -> AsyncOpContext:
+    def _enter_settled(self, spec: AsyncOperationSpec, attempt: AsyncAttempt, outcome: Outcome) -> AsyncOp:
         """The operation was done before, or is skipped. The body runs all the same, with the outcome in its ``op``, and
         nothing is recorded."""
         if attempt.telemetry is not None:
             attempt.telemetry.ended(outcome)
-        op = AsyncOpContext(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)
+        op = AsyncOp(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)
         op.replayed, op.status, op.result = outcome.replayed, outcome.status, outcome.value
         self._blocks.append((current_id(), None, op))
         return op
@@ -124,8 +124,8 @@ class AsyncOperation:
             return
         result: Outcome | BaseException | None = error
         try:
-            if op.energy_clock is not None:
-                op.energy_clock.stop()
+            if op._energy_clock is not None:
+                op._energy_clock.stop()
             attempt.leave()
             if error is not None:
                 await attempt.fail(op, error)
@@ -139,7 +139,7 @@ class AsyncOperation:
             if result is not None and attempt.telemetry is not None:
                 attempt.telemetry.ended(result)
 
-    async def _succeed(self, attempt: AsyncAttempt, op: AsyncOpContext) -> Outcome:
+    async def _succeed(self, attempt: AsyncAttempt, op: AsyncOp) -> Outcome:
         try:
             await attempt.check_postconditions(op)
             return await attempt.succeed(op, op.result)
@@ -147,7 +147,7 @@ class AsyncOperation:
             await attempt.fail(op, error)
             raise
 
-    def _pop_block(self) -> tuple[AsyncAttempt | None, AsyncOpContext]:
+    def _pop_block(self) -> tuple[AsyncAttempt | None, AsyncOp]:
         """The block that ends: the last one entered by this thread or task, or the only one, entered by another (a
         generator, for example, may be closed by another task)."""
         own = [block for block in self._blocks if block[0] == current_id()]

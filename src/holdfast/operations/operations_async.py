@@ -200,7 +200,7 @@ class AsyncOperations:
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
             "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
-        build_spec = self.spec_builder(terms, rollback, verify, (), (), inputs, outputs, contract)
+        build_spec = self._spec_builder(terms, rollback, verify, (), (), inputs, outputs, contract)
         payloads = [Unset.UNSET if payload is None else payload(item) for item in all_items]
         specs = [
             build_spec(
@@ -381,11 +381,11 @@ class AsyncOperations:
 
     # For client.operation
 
-    def operation(self, build_spec: SpecBuilder, key: Any, tx: Any, payload: Any) -> AsyncOperation:
+    def _operation(self, build_spec: SpecBuilder, key: Any, tx: Any, payload: Any) -> AsyncOperation:
         fingerprint = None if payload is Unset.UNSET else digest(payload, "payload")
         return AsyncOperation(build_spec, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
-    def spec_builder(
+    def _spec_builder(
         self, terms: Mapping[str, Any], rollback: Function | str | None, verify: Function | None,
         preconditions: Sequence[Function], postconditions: Sequence[Function], inputs: Sequence[str],
         outputs: Sequence[str], contract: Contract | None,

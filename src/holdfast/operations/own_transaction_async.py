@@ -43,7 +43,7 @@ from holdfast.operations.decide import (
     is_collision,
     read_only_transaction,
 )
-from holdfast.operations.op_context_async import AsyncOpContext, Done
+from holdfast.operations.op_async import AsyncOp, Done
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result, end_parameters
 from holdfast.runtime.clock import now
@@ -96,12 +96,12 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
             return True
         return TransactionClaim.from_row(await self._connection.write("operation_begin", claim)).is_free
 
-    async def _start(self, decision: Decision, prior: Prior, asked_at: float) -> AsyncOpContext | Outcome:
+    async def _start(self, decision: Decision, prior: Prior, asked_at: float) -> AsyncOp | Outcome:
         """The lock is ours: recover a dead attempt, and begin the next one."""
         spec = self.spec
         if self._policy is not None:
             self._policy.spend_approval()
-        op = AsyncOpContext(spec.key, prior, asked_at, attempt=prior.attempt + 1)
+        op = AsyncOp(spec.key, prior, asked_at, attempt=prior.attempt + 1)
         if decision is not Decision.EXECUTE:
             try:
                 done = await self._recover(decision, prior, asked_at)
@@ -111,13 +111,13 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
                 raise
             if done is not None:
                 op.attempt = prior.attempt
-                op.add_entry("lock_acquired", spec.lock_detail())
+                op._add_entry("lock_acquired", spec.lock_detail())
                 return await self.succeed(op, done.result)
-        op.add_entry("lock_acquired", spec.lock_detail())
+        op._add_entry("lock_acquired", spec.lock_detail())
         if decision is Decision.ROLL_BACK:
-            op.add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
-        op.add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
-        op.has_begun = True  # not written before the end, and then it is true
+            op._add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
+        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
+        op._has_begun = True  # not written before the end, and then it is true
         return op
 
     async def _recover(self, decision: Decision, prior: Prior, asked_at: float) -> Done | None:
@@ -132,31 +132,31 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
 
     # Rows
 
-    def _success(self, op: AsyncOpContext, value: Any) -> Row:
+    def _success(self, op: AsyncOp, value: Any) -> Row:
         """Parameters of ``operation_end``, which checks that it is in the transaction in which it began."""
         result = encode_result(value)
-        op.chain.mark()
+        op._chain.mark()
         keep = self.spec.terms.keep
-        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
-        op.add_release()
+        op._add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
+        op._add_release()
         late = self.gets_late_place or None
         return end_parameters(self.spec.row(op, "success", keep=keep, began=self._began, late=late, **result))
 
-    def _failure_row(self, op: AsyncOpContext, error: Exception, **more: Any) -> Row:
+    def _failure_row(self, op: AsyncOp, error: Exception, **more: Any) -> Row:
         """For an attempt without an effect."""
         record = error_record(error, remembered=self.is_remembered(error))
-        op.has_begun = False
-        op.chain.discard_marked()  # a success that was not committed
-        op.add_entry("failure", failure_detail(record))
-        op.add_release()
+        op._has_begun = False
+        op._chain.discard_marked()  # a success that was not committed
+        op._add_entry("failure", failure_detail(record))
+        op._add_release()
         failures = self.prior.failed_attempts + 1
         return self.spec.row(op, "failure", error=json.dumps(record), failures=failures, **more)
 
-    def _partial_row(self, op: AsyncOpContext, error: BaseException) -> Row:
+    def _partial_row(self, op: AsyncOp, error: BaseException) -> Row:
         """For an attempt whose function has ended the transaction: its writes may have been committed."""
-        op.chain.discard_marked()
-        op.add_entry("effect_started")
-        op.add_release()
+        op._chain.discard_marked()
+        op._add_entry("effect_started")
+        op._add_release()
         record = json.dumps(error_record(error, where="commit"))
         return self.spec.row(op, "partial", error=record, failures=self.prior.failed_attempts)
 
@@ -164,10 +164,10 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
         """For a dead attempt that could not be recovered, which counts as an attempt."""
         assert self._failed_recovery is not None
         decision, prior, asked_at, error = self._failed_recovery
-        op = AsyncOpContext(self.spec.key, prior, asked_at, attempt=prior.attempt)
-        op.has_begun = True
-        op.add_entry("lock_acquired", self.spec.lock_detail())
-        op.add_release()
+        op = AsyncOp(self.spec.key, prior, asked_at, attempt=prior.attempt)
+        op._has_begun = True
+        op._add_entry("lock_acquired", self.spec.lock_detail())
+        op._add_release()
         record = json.dumps(error_record(error, where=decision.name.lower()))
         return self.spec.row(op, "partial", error=record, failures=prior.failed_attempts, **more)
 
@@ -212,7 +212,7 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
         """``operation_end`` was sent: an error from here on is not one of the function."""
         self._collisions = 0
 
-    async def _claim(self) -> AsyncOpContext | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -244,14 +244,14 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
                 return outcome
             tries += 1
 
-    async def succeed(self, op: AsyncOpContext, value: Any) -> Outcome:
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
         parameters = self._success(op, value)
         self._is_ending = True
         await self._transaction.commit("operation_end", parameters)
         del _by_connection[self._connection_id]
         return Outcome("success", False, op.attempt, value=value)
 
-    async def fail(self, op: AsyncOpContext, error: BaseException) -> bool:
+    async def fail(self, op: AsyncOp, error: BaseException) -> bool:
         has_ended = says_transaction_ended(error) or (not self._is_ending and await self._has_ended_transaction(error))
         self._is_ending = False
         await self._undo()

@@ -14,7 +14,7 @@ from holdfast.errors import HoldfastError, OperationFailed, PolicyDenied
 from holdfast.operations.decide import Key, Prior, correction_error, error_record, in_progress
 from holdfast.operations.leased_attempt import LeasedAttempt
 from holdfast.operations.log import has_effect
-from holdfast.operations.op_context import OpContext
+from holdfast.operations.op import Op
 from holdfast.operations.spec import OperationSpec
 
 
@@ -98,24 +98,24 @@ class Recovery:
         attempt.spec = attempt.spec._replace(fingerprint=prior.fingerprint)
         return prior
 
-    def _op(self, prior: Prior) -> OpContext:
+    def _op(self, prior: Prior) -> Op:
         """The operation in its last attempt: nothing here is a new one."""
         attempt = self._attempt
-        op = OpContext(attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
-        op.add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
+        op = Op(attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
+        op._add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
         return op
 
-    def _claim(self, op: OpContext, prior: Prior) -> bool:
+    def _claim(self, op: Op, prior: Prior) -> bool:
         """Mark the row as an attempt under way, before a probe or rollback is called. False when another run has
         changed the row meanwhile.
 
         The lease alone does not exclude other runs: those in a transaction (``tx=``) take no lease, and a batch takes
         one of its own. With the row marked they see a running operation, or their commit is refused.
         """
-        op.has_begun = True
+        op._has_begun = True
         return self._attempt.write(op, "partial", error=prior.error) == "done"
 
-    def _finish_or_undo(self, op: OpContext, prior: Prior, permit: Callable[[], None]) -> bool:
+    def _finish_or_undo(self, op: Op, prior: Prior, permit: Callable[[], None]) -> bool:
         """True when the probe found the effect: then the success is recorded. Otherwise the rollback is called, because
         part of the effect may be there; without a rollback, the probe has shown that there is none."""
         attempt = self._attempt
@@ -136,9 +136,9 @@ class Recovery:
             raise
         return False
 
-    def _close(self, op: OpContext, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:
-        op.add_entry(kind, detail)
-        op.has_begun = False
+    def _close(self, op: Op, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:
+        op._add_entry(kind, detail)
+        op._has_begun = False
         error = json.dumps(correction_error(kind, detail))
         self._attempt.close(op, "failure", error=error, failures=failures)
 

@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError, OperationFailed, PolicyDenied
 from holdfast.operations.decide import Key, Prior, correction_error, error_record, in_progress
 from holdfast.operations.leased_attempt_async import AsyncLeasedAttempt
 from holdfast.operations.log import has_effect
-from holdfast.operations.op_context_async import AsyncOpContext
+from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.spec_async import AsyncOperationSpec
 
 
@@ -97,26 +97,24 @@ class AsyncRecovery:
         attempt.spec = attempt.spec._replace(fingerprint=prior.fingerprint)
         return prior
 
-    def _op(self, prior: Prior) -> AsyncOpContext:
+    def _op(self, prior: Prior) -> AsyncOp:
         """The operation in its last attempt: nothing here is a new one."""
         attempt = self._attempt
-        op = AsyncOpContext(
-            attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence
-        )
-        op.add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
+        op = AsyncOp(attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
+        op._add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
         return op
 
-    async def _claim(self, op: AsyncOpContext, prior: Prior) -> bool:
+    async def _claim(self, op: AsyncOp, prior: Prior) -> bool:
         """Mark the row as an attempt under way, before a probe or rollback is called. False when another run has
         changed the row meanwhile.
 
         The lease alone does not exclude other runs: those in a transaction (``tx=``) take no lease, and a batch takes
         one of its own. With the row marked they see a running operation, or their commit is refused.
         """
-        op.has_begun = True
+        op._has_begun = True
         return await self._attempt.write(op, "partial", error=prior.error) == "done"
 
-    async def _finish_or_undo(self, op: AsyncOpContext, prior: Prior, permit: Callable[[], None]) -> bool:
+    async def _finish_or_undo(self, op: AsyncOp, prior: Prior, permit: Callable[[], None]) -> bool:
         """True when the probe found the effect: then the success is recorded. Otherwise the rollback is called, because
         part of the effect may be there; without a rollback, the probe has shown that there is none."""
         attempt = self._attempt
@@ -138,10 +136,10 @@ class AsyncRecovery:
         return False
 
     async def _close(
-        self, op: AsyncOpContext, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int
+        self, op: AsyncOp, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int
     ) -> None:
-        op.add_entry(kind, detail)
-        op.has_begun = False
+        op._add_entry(kind, detail)
+        op._has_begun = False
         error = json.dumps(correction_error(kind, detail))
         await self._attempt.close(op, "failure", error=error, failures=failures)
 

@@ -74,11 +74,11 @@ class RunTelemetry:
         """The attempt is over. Called in the thread or task that began it."""
         op, self._op = self._op, None
         if op is not None:
-            if op.energy is not None:
+            if op._energy is not None:
                 self._total_energy = {
-                    name: self._total_energy.get(name, 0.0) + op.energy[name] for name in ENERGY_FIELDS
+                    name: self._total_energy.get(name, 0.0) + op._energy[name] for name in ENERGY_FIELDS
                 }
-            self._publish("operation.left", run=self.run, held=op.held_seconds())
+            self._publish("operation.left", run=self.run, held=op._held_seconds())
 
     def ended(self, result: Outcome | BaseException) -> None:
         """The run is over, with this outcome or error."""

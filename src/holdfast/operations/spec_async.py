@@ -13,7 +13,7 @@ from holdfast.keys import lock_key
 from holdfast.operations import result_codec
 from holdfast.operations.decide import LEASE_PREFIX, Key
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
-from holdfast.operations.op_context_async import AsyncOpContext
+from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.terms import Function, OperationTerms
 
 if TYPE_CHECKING:
@@ -86,16 +86,16 @@ class AsyncOperationSpec(NamedTuple):
             return [("claimed", detail)]
         return [("claimed", detail), ("sovereignty", {"dataset": self.key.dataset, "sovereignty_event": True})]
 
-    def row(self, op: AsyncOpContext, status: str, **more: Any) -> Row:
+    def row(self, op: AsyncOp, status: str, **more: Any) -> Row:
         """The row of the operation with its pending entries: parameters of ``operation_write``, and with
         ``end_parameters`` of ``operation_end``. ``more``: the columns that this status sets; the others are empty."""
-        key, pending = self.key, op.chain.pending()
+        key, pending = self.key, op._chain.pending()
         fields = {
             "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,
             "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash,
             "fingerprint": self.fingerprint, "rollback": self.rollback_name, "status": status, "attempt": op.attempt,
-            "fence": op.fence, "effect_started": op.has_begun,
-            "outbox": op.outbox_json() if op.outbox and status == "success" else None,
+            "fence": op.fence, "effect_started": op._has_begun,
+            "outbox": op._outbox_json() if op._outbox and status == "success" else None,
             "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
             "lock": None, "failures": 0,
         }  # fmt: skip

@@ -218,7 +218,7 @@ def test_a_block_that_another_thread_leaves_is_not_given_that_ones_time(
         other.join()
         burn()  # so that this thread's clock is ahead of that one's
         stack.pop_all().close()
-        assert entered[0].energy is None
+        assert entered[0]._energy is None
         assert client.operation("a").run(int).replayed
     assert [vars(each)["event"] for each in caplog.records] == ["operation.unmetered"]
 
