@@ -2,12 +2,14 @@
 
 Works on tokens, so the layout of the source survives until ruff formats the result. Strings and comments are converted
 as text: names are renamed, and `async with`, `async for`, `async def` and `await call(...)` lose their keyword, so that
-examples in docstrings are correct in both flavours.
+examples in docstrings are correct in both flavours. Overloads for a coroutine function and for a plain one are the same
+without `await`, and become one signature.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import re
 import subprocess
@@ -132,7 +134,26 @@ def convert(source: str) -> str:
         if start >= done:  # otherwise the edit is inside a removed span
             parts += [source[done:start], text]
             done = end
-    return "".join([*parts, source[done:]])
+    return drop_repeated_overloads("".join([*parts, source[done:]]))
+
+
+def drop_repeated_overloads(code: str) -> str:
+    """Drops each overload that is the same as one before it. If one is left, it is dropped, too: the implementation has
+    its signature."""
+    dropped = set[int]()
+    for scope in ast.walk(ast.parse(code)):
+        if not isinstance(scope, ast.Module | ast.ClassDef):
+            continue
+        overloads: dict[str, dict[str, list[ast.FunctionDef]]] = {}
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef) and "overload" in map(ast.unparse, node.decorator_list):
+                signature = f"{ast.dump(node.args)} {ast.dump(node.returns or ast.Constant(None))}"
+                overloads.setdefault(node.name, {}).setdefault(signature, []).append(node)
+        for signatures in overloads.values():
+            first = 0 if len(signatures) == 1 else 1
+            for node in [node for nodes in signatures.values() for node in nodes[first:]]:
+                dropped.update(range(node.decorator_list[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return "".join(line for number, line in enumerate(io.StringIO(code), 1) if number not in dropped)
 
 
 def ruff(*arguments: str | Path) -> None:

@@ -77,7 +77,7 @@ class Runner:
         def undo(op: Any) -> None:
             self._store(key, op.fence, None)
 
-        operation = self._client.operation(key, rollback=undo, timeout=60, ttl=TTL, max_attempts=1000)
+        operation = self._client.operation(key, rollback=undo, timeout=60, ttl=TTL, retry=holdfast.Retry(attempts=1000))
         return str(operation.run(effect).result)
 
     def _store(self, key: str, fence: int, value: str | None) -> None:

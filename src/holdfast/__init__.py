@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from holdfast.operations.operation import Operation
     from holdfast.operations.operation_async import AsyncOperation
     from holdfast.operations.outcome import OperationRecord, Outcome
+    from holdfast.operations.terms import Checks, OperationOptions, Retry
     from holdfast.recipes.elector import Elector, Term
     from holdfast.recipes.elector_async import AsyncElector, AsyncTerm
     from holdfast.recipes.guard import Guard
@@ -87,6 +88,7 @@ _HOMES = {
     "AsyncSlot": "holdfast.recipes.slots_async",
     "AsyncSlots": "holdfast.recipes.slots_async",
     "AsyncTerm": "holdfast.recipes.elector_async",
+    "Checks": "holdfast.operations.terms",
     "Client": "holdfast.client",
     "Elector": "holdfast.recipes.elector",
     "Guard": "holdfast.recipes.guard",
@@ -102,8 +104,10 @@ _HOMES = {
     "Op": "holdfast.operations.op",
     "Operation": "holdfast.operations.operation",
     "OperationKey": "holdfast.keys",
+    "OperationOptions": "holdfast.operations.terms",
     "OperationRecord": "holdfast.operations.outcome",
     "Outcome": "holdfast.operations.outcome",
+    "Retry": "holdfast.operations.terms",
     "Shards": "holdfast.recipes.shards",
     "Slot": "holdfast.recipes.slots",
     "Slots": "holdfast.recipes.slots",
@@ -132,6 +136,7 @@ __all__ = [
     "AsyncSlots",
     "AsyncTerm",
     "Busy",
+    "Checks",
     "Client",
     "Conflict",
     "CursorExpired",
@@ -161,11 +166,13 @@ __all__ = [
     "OperationFailed",
     "OperationInProgress",
     "OperationKey",
+    "OperationOptions",
     "OperationRecord",
     "Outcome",
     "OwnershipUnknown",
     "PolicyDenied",
     "Refused",
+    "Retry",
     "SchemaMismatch",
     "SessionUnsafe",
     "Shards",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from holdfast.lock.tickets import Name
     from holdfast.objects.objects import Objects
     from holdfast.operations.energy import Meter
-    from holdfast.operations.lineage_terms import Contract
+    from holdfast.operations.lineage_terms import Lineage
     from holdfast.operations.operation import Operation
     from holdfast.operations.operations import Operations
     from holdfast.operations.reviews import Reviews
-    from holdfast.operations.terms import Function, OnPartial, WhenLocked
+    from holdfast.operations.terms import Checks, Function, OnPartial, OperationOptions, Retry, WhenLocked
     from holdfast.recipes.elector import Elector, OnNewLeader
     from holdfast.recipes.elector_terms import Overrun
     from holdfast.recipes.gate import Gates, GateWindow
@@ -203,20 +203,13 @@ class Client:
         when_locked: WhenLocked = "wait",
         timeout: float | None = 15.0,
         ttl: float = 30.0,
-        max_attempts: int = 3,
-        retries: int = 0,
-        remember_errors: Sequence[type[BaseException]] = (),
-        preconditions: Sequence[Function] = (),
-        postconditions: Sequence[Function] = (),
         keep: float | None = None,
-        reuse: bool = True,
-        marks_effect: bool = False,
-        sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
-        inputs: Sequence[str] = (),
-        outputs: Sequence[str] = (),
-        contract: Contract | None = None,
+        retry: Retry | None = None,
+        checks: Checks | None = None,
+        lineage: Lineage | None = None,
+        options: OperationOptions | None = None,
     ) -> Operation:
         """An operation: ``client.operation(key, tx=conn).run(load)`` takes effect once, despite retries.
 
@@ -226,27 +219,20 @@ class Client:
         ``verify`` says whether it is done, or it is refused.
 
         ``payload``: must be the same in every retry, otherwise KeyReused. ``when_locked``: what to do while another
-        attempt runs: "wait" or "backoff" for its result (``timeout`` seconds at most), "skip", "fail", "escalate". A
-        failure may be tried again, ``max_attempts`` times in all, of which ``retries`` in this run; an error in
-        ``remember_errors`` is final. Conditions are functions that raise, or return False. ``keep``: seconds after
-        which the key may be used again; with ``reuse=False`` it may not, and the outcome is "expired".
-        ``marks_effect``: the function calls ``op.effect_started()`` itself.
-        ``sovereign``: its dataset is sovereign: it is locked as a whole and marked in the log, and a lock held by
-        another attempt opens a review. ``actor`` and ``justification``: for log and policy. ``inputs``, ``outputs``:
-        the datasets that it reads and writes (by default the key's dataset is the output), and the ``contract`` they
-        have to fulfil: for lineage.
+        attempt runs: "wait" or "backoff" for its result (``timeout`` seconds at most), "skip", "fail", "escalate".
+        ``keep``: seconds after which the key may be used again. ``actor`` and ``justification``: for log and policy.
+
+        Further arguments are in groups: ``retry`` (a ``holdfast.Retry``: how often, how soon, which errors are final),
+        ``checks`` (``holdfast.Checks``: conditions before and after), ``lineage`` (a ``holdfast.lineage.Lineage``: the
+        datasets that it reads and writes, and their contract) and ``options`` (``holdfast.OperationOptions``).
+        TypeError or ValueError when an argument is wrong.
         """
-        terms = {
-            "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
-            "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
-            "reuse": reuse, "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor,
-            "justification": justification,
-        }  # fmt: skip
         operations = self._operations or self.operations
-        build_spec = operations._spec_builder(
-            terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract
-        )
-        return operations._operation(build_spec, key, tx, payload)
+        return operations._operation(
+            key, payload, tx, rollback=rollback, verify=verify, on_partial=on_partial, when_locked=when_locked,
+            timeout=timeout, ttl=ttl, keep=keep, actor=actor, justification=justification, retry=retry, checks=checks,
+            lineage=lineage, options=options,
+        )  # fmt: skip
 
     def guard(
         self,

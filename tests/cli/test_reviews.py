@@ -52,7 +52,7 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     with holdfast.Client(either) as client:
         entries = [(each.action, each.subject, each.actor, each.outcome) for each in client.audit.list()]
         assert ("review.approve", f"review {number}", "jane", "done") in entries
-        assert client.operation(KEY, sovereign=True).run(lambda: 7).result == 7
+        assert client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(lambda: 7).result == 7
         [record] = client.reviews.list(status=None)
         assert record.spent_at is not None
 
@@ -69,7 +69,7 @@ def test_a_rejected_one_that_never_began_is_let_go_by_a_reset(sqlite_url: str) -
         "operation 'etl/load: upsert graves', which was refused before it began, can be tried again\n"
     )
     with holdfast.Client(sqlite_url) as client:
-        assert client.operation(KEY, sovereign=True).run(lambda: 7).result == 7
+        assert client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(lambda: 7).result == 7
 
 
 def test_what_holdfast_toml_declares_binds_the_command_line(

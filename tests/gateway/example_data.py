@@ -75,7 +75,7 @@ def _operations(client: holdfast.Client, mark: str) -> None:
     client.operation(f"load rivers{mark}").run(lambda: 8)
     for _ in range(3):
         try:
-            client.operation(f"publish tiles{mark}", max_attempts=2).run(_fail)
+            client.operation(f"publish tiles{mark}", retry=holdfast.Retry(attempts=2)).run(_fail)
         except (RuntimeError, holdfast.OperationFailed):
             continue
     client.operations.register("unpublish", rollback=_die)

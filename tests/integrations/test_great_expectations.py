@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.integrations.great_expectations import ExpectationsFailed, expects
+from holdfast.lineage import Contract, Lineage
 
 
 def validation(*met: bool, suite: str = "parcels", **other: Any) -> SimpleNamespace:
@@ -87,11 +88,11 @@ def test_a_validation_by_itself_is_judged_as_well() -> None:
 def test_as_the_check_of_a_contract_its_verdict_is_recorded_with_the_mutation(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         for number, each in enumerate((validation(True), validation(True, False), validation())):
-            agreed = holdfast.lineage.Contract("parcels", "2.1", expects(Checkpoint(True, one=each)))
+            agreed = Contract("parcels", "2.1", expects(Checkpoint(True, one=each)))
             with (
                 nullcontext() if number == 0 else pytest.raises(holdfast.OperationFailed, match=r"was not met|is empty")
             ):
-                client.operation(str(number), contract=agreed).run(int)
+                client.operation(str(number), lineage=Lineage(contract=agreed)).run(int)
         ends = [each for each in client.relays.events() if each.type in ("COMPLETE", "FAIL")]
     told = {"name": "parcels", "version": "2.1"}
     assert [each.contract for each in ends] == [{**told, "verdict": said} for said in ("passed", "failed", "failed")]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.lineage import Contract, Lineage
 
 
 def key(dataset: str) -> holdfast.OperationKey:
@@ -25,16 +26,15 @@ def fill(url: str) -> dict[str, list[holdfast.lineage.Event]]:
 
     with holdfast.Client(url) as client:
         client.operations.register("undo", rollback=lambda: None)
-        contract = holdfast.lineage.Contract("parcels", "2.1", lambda: True)
+        contract = Contract("parcels", "2.1", lambda: True)
         options: dict[str, Any] = {
-            "inputs": ["raw: ä"],
-            "contract": contract,
+            "lineage": Lineage(inputs=["raw: ä"], contract=contract),
             "actor": "jane",
             "justification": "asked",
         }
         client.operation(key("parcels"), **options).run(load)
         with pytest.raises(ValueError, match="broken"):
-            client.operation(key("roads"), inputs=["raw: ä"]).run(fail)
-        client.operation(key("rivers"), rollback="undo", outputs=["rivers", "lakes"]).run(load)
+            client.operation(key("roads"), lineage=Lineage(inputs=["raw: ä"])).run(fail)
+        client.operation(key("rivers"), rollback="undo", lineage=Lineage(outputs=["rivers", "lakes"])).run(load)
         client.operations.rollback(key("rivers"), actor="jane", reason="wrong")
         return {name: list(client.relays.events(key(name))) for name in ("parcels", "roads", "rivers")}

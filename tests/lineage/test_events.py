@@ -10,6 +10,7 @@ import sqlalchemy
 from sqlalchemy.pool import NullPool
 
 import holdfast
+from holdfast.lineage import Contract, Lineage
 from holdfast.testing.operation_contract import leave_half_done
 from tests.children import query
 from tests.lineage.recording_sink import RecordingSink
@@ -21,12 +22,15 @@ def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(e
     sink, again = RecordingSink(), RecordingSink()
     with holdfast.Client(either) as client:
         good = client.operation(
-            key("parcels"), inputs=["raw"], actor="jane", justification="asked for", sovereign=True,
-            contract=holdfast.lineage.Contract("parcels", "2.1", lambda: True),
+            key("parcels"), actor="jane", justification="asked for",
+            lineage=Lineage(inputs=["raw"], contract=Contract("parcels", "2.1", lambda: True)),
+            options=holdfast.OperationOptions(sovereign=True),
         )  # fmt: skip
         assert good.run(emitting("a", "b")).result == 42
         with pytest.raises(ValueError, match="no"):
-            client.operation(key("parcels", 1), outputs=["x"]).run(emitting("lost", error=ValueError("no")))
+            client.operation(key("parcels", 1), lineage=Lineage(outputs=["x"])).run(
+                emitting("lost", error=ValueError("no"))
+            )
         assert client.operation(key("parcels")).run(broken).replayed
         assert client.relay("one", sink).step() == 6
         assert client.relay("one", sink).step() == 0
@@ -55,9 +59,11 @@ def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: st
             client.operation(key("a", 2), tx=mine).run(emitting("lost", error=ValueError("broken")))
         with mine.transaction(force_rollback=True):
             client.operation(key("a", 3), tx=mine).run(lambda op: op.emit("lost", 3))
-        contract = holdfast.lineage.Contract("c", "1", lambda: False)
+        contract = Contract("c", "1", lambda: False)
         with pytest.raises(holdfast.OperationFailed, match="postcondition"):
-            client.operation(key("a", 4), tx=mine, contract=contract).run(lambda op: op.emit("lost", 4))
+            client.operation(key("a", 4), tx=mine, lineage=Lineage(contract=contract)).run(
+                lambda op: op.emit("lost", 4)
+            )
         client.relay("r", sink).step()
     assert [each.type for each in sink] == ["START", "MESSAGE", "COMPLETE", "START", "FAIL", "START", "FAIL"]
     assert [each.payload for each in sink if each.topic] == [1]
@@ -104,14 +110,13 @@ def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
     with holdfast.Client(either) as client:
         client.operations.register("undo", rollback=lambda: None)
         client.relay("r", RecordingSink()).step()
-        lineage: dict[str, Any] = {
-            "inputs": ["raw"],
-            "outputs": ["x", "y"],
-            "actor": "joe",
-            "justification": "new prices",
-        }
-        contract = holdfast.lineage.Contract("prices", "2", check=lambda: True)
-        client.operation(key("d"), rollback="undo", sovereign=True, contract=contract, **lineage).run(int)
+        lineage = Lineage(
+            inputs=["raw"], outputs=["x", "y"], contract=Contract("prices", "2", check=lambda: True)
+        )  # fmt: skip
+        client.operation(
+            key("d"), rollback="undo", actor="joe", justification="new prices", lineage=lineage,
+            options=holdfast.OperationOptions(sovereign=True),
+        ).run(int)  # fmt: skip
         left = client.operations.archive(FAR, lambda lines: None).left
         assert list(left.values()) == ["its lineage is not published"], "the relay has not come to it yet"
         client.relay("r", RecordingSink()).step()
@@ -131,11 +136,11 @@ def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either:
     sink = RecordingSink()
     unverified, unmarked, approved, failed = (key("d", number) for number in range(4))
     leave_half_done(either, unverified)
-    leave_half_done(either, unmarked, marks_effect=True)
+    leave_half_done(either, unmarked, options=holdfast.OperationOptions(marks_effect=True))
     leave_half_done(either, approved)
     with holdfast.Client(either) as client:
         client.operation(unverified, verify=lambda: False).run(int)
-        client.operation(unmarked, marks_effect=True).run(int)
+        client.operation(unmarked, options=holdfast.OperationOptions(marks_effect=True)).run(int)
         with pytest.raises(holdfast.OperationFailed):
             client.operation(approved).run(int)
         [review] = client.reviews.list(key=approved)
@@ -179,9 +184,12 @@ def test_what_was_said_before_is_read_again_only_where_something_ends(either: st
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
     sink = RecordingSink()
     with holdfast.Client(either) as client:
-        agreed = holdfast.lineage.Contract("d", "1", lambda op: op._outbox != [("item", "3")])
+        agreed = Contract("d", "1", lambda op: op._outbox != [("item", "3")])
         outcomes = client.operations.run_many(
-            [1, 2, 3], emitted, key=lambda item: key("d", item), inputs=["raw"], outputs=["d", "e"], contract=agreed
+            [1, 2, 3],
+            emitted,
+            key=lambda item: key("d", item),
+            lineage=Lineage(inputs=["raw"], outputs=["d", "e"], contract=agreed),
         )
         assert [each.status for each in outcomes] == ["success", "success", "failed"]
         assert client.operations.verify().passed
@@ -228,12 +236,12 @@ def test_no_contract_passes_and_nothing_is_told_that_nobody_awaits(either: str) 
 
     with holdfast.Client(either) as client:
         with pytest.raises(TypeError, match="must be a plain function"):
-            client.operation(key("d"), contract=holdfast.lineage.Contract("c", "1", conforms)).run(int)
+            client.operation(key("d"), lineage=Lineage(contract=Contract("c", "1", conforms))).run(int)
         for number, check in enumerate((lambda: conforms(), lambda: 0, dict)):
             with pytest.raises(holdfast.OperationFailed, match="postcondition"):
-                client.operation(key("d", number), contract=holdfast.lineage.Contract("c", "1", check)).run(int)
+                client.operation(key("d", number), lineage=Lineage(contract=Contract("c", "1", check))).run(int)
         for number, fine in enumerate((lambda: None, lambda: 3), 3):
-            client.operation(key("d", number), contract=holdfast.lineage.Contract("c", "1", fine)).run(int)
+            client.operation(key("d", number), lineage=Lineage(contract=Contract("c", "1", fine))).run(int)
         ends = [each for each in client.relays.events() if each.type != "START"]
         assert [each.contract["verdict"] for each in ends if each.contract] == ["failed"] * 3 + ["passed"] * 2
         with pytest.raises(holdfast.SinkDown, match="has to be awaited: use AsyncClient"):

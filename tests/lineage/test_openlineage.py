@@ -19,7 +19,7 @@ from openlineage.client.serde import Serde
 from openlineage.client.transport.console import ConsoleConfig, ConsoleTransport
 
 import holdfast
-from holdfast.lineage import openlineage
+from holdfast.lineage import Contract, Lineage, openlineage
 from holdfast.lineage.openlineage import OpenLineage
 from tests.children import PATIENCE
 
@@ -41,10 +41,11 @@ def events(sqlite_url: str) -> list[holdfast.lineage.Event]:
 
     with holdfast.Client(sqlite_url, energy=holdfast.lineage.Energy(watts=12, grams_per_kwh=380)) as client:
         client.operations.register("undo", rollback=lambda: None)
-        contract = holdfast.lineage.Contract("parcels", "2.1", lambda: True)
+        contract = Contract("parcels", "2.1", lambda: True)
         client.operation(
-            key, inputs=["raw"], contract=contract, actor="jane", justification="asked", sovereign=True, rollback="undo"
-        ).run(load)
+            key, rollback="undo", actor="jane", justification="asked",
+            lineage=Lineage(inputs=["raw"], contract=contract), options=holdfast.OperationOptions(sovereign=True),
+        ).run(load)  # fmt: skip
         client.operations.rollback(key, actor="jane", reason="wrong")
         with pytest.raises(ValueError, match="broken"):
             client.operation("plain").run(fail)

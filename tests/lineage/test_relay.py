@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.lineage import Contract, Lineage
 from holdfast.testing import Postgres
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
@@ -224,7 +227,17 @@ def test_bad_input_is_refused_before_anything_is_written(sqlite_url: str) -> Non
         lineages: list[dict[str, Any]] = [{"inputs": "raw"}, {"outputs": [1]}, {"contract": ("c", "1")}]
         for lineage in lineages:
             with pytest.raises(TypeError, match=next(iter(lineage))):
-                client.operation("a", **lineage)
+                Lineage(**lineage)
         with pytest.raises(ValueError, match="version of a contract"):
-            holdfast.lineage.Contract("c", "")
+            Contract("c", "")
         assert client.relays.list() == []
+
+
+def test_importing_the_package_imports_no_sink_and_no_driver() -> None:
+    look = (
+        "import sys; from holdfast.lineage import Contract, Lineage; "
+        "heavy = {'neo4j', 'openlineage', 'psycopg', 'rdflib', 'holdfast.lineage.relay', 'sqlite3'}; "
+        "loaded = heavy & set(sys.modules); "
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=240)

@@ -23,13 +23,13 @@ def client(connect: Connect, either: str) -> Any:
 @EACH_ONCE
 def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
-        client.operation("failed", max_attempts=1).run(lambda: 1)
+        client.operation("failed", retry=holdfast.Retry(attempts=1)).run(lambda: 1)
     [review] = client.reviews.list()
     assert (review.label, review.reason, review.key) == ("failed", "attempts", client.operations.get("failed").key)
     assert {each.check: each.status for each in client.operations.health().findings}["failures"] == "warn"
     client.operations.reset("failed", actor="jane", reason="mended")
     assert client.reviews.list() == []
-    assert client.operation("failed", max_attempts=1).run(lambda: 1).result == 1
+    assert client.operation("failed", retry=holdfast.Retry(attempts=1)).run(lambda: 1).result == 1
     assert problems(client) == set()
 
 
@@ -40,7 +40,7 @@ def test_what_was_done_since_waits_for_nobody_and_what_somebody_undid_has_not_fa
         return found.status, found.found
 
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
-        client.operation("failed", max_attempts=1).run(lambda: 1)
+        client.operation("failed", retry=holdfast.Retry(attempts=1)).run(lambda: 1)
     [review] = client.reviews.list()
     client.operations.register("undo", rollback=lambda op: None)
     assert client.operation("failed", rollback="undo").run(lambda: 1).attempt == 2

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, name, running
-from tests.children import eventually, query, until
+from tests.children import eventually, pass_time, query, until
 from tests.pairs import EACH_ONCE
 from tests.user_connections import ask
 
@@ -51,7 +51,7 @@ def test_what_cannot_be_kept_or_passes_by_itself_is_no_different_in_a_batch(conn
         return object() if number == 0 else number
 
     def many() -> Any:
-        options: Any = {"key": lambda number: f"{prefix}-{number}", "remember_errors": [Exception]}
+        options: Any = {"key": lambda number: f"{prefix}-{number}", "retry": holdfast.Retry(remember=[Exception])}
         return client.operations.run_many(range(4), work, **options)
 
     found = many()
@@ -123,7 +123,7 @@ def test_a_batch_that_is_interrupted_leaves_only_what_it_was_at(client: holdfast
     records = [client.operations.get(each) for each in keys]
     assert [each and each.status for each in records] == ["success", "partial", "failure", "failure"]
     undone: list[int] = []
-    found = client.operations.run_many(keys, work, rollback=lambda: undone.append(1), max_attempts=2)
+    found = client.operations.run_many(keys, work, rollback=lambda: undone.append(1), retry=holdfast.Retry(attempts=2))
     assert [each.result for each in found] == keys
     assert called == [keys[0], keys[1], keys[1], *keys[2:]]
     assert undone == [1], "nothing is undone that was never called"
@@ -171,7 +171,7 @@ def test_a_late_batch_is_refused_by_its_fence(either: str) -> None:
         go_on.set()
         with pytest.raises(holdfast.FencedOut, match="a batch of 2 operations has passed on to another owner"):
             zombie.result(LONG)
-        assert other.operation(keys[0]).run(int).result == "in time"
+        assert other.operation(keys[0]).run(str).result == "in time"
         assert other.operations.get(keys[1]).status == "partial"  # type: ignore[union-attr]
         assert other.operations.verify().broken == ()
 
@@ -294,12 +294,49 @@ def test_who_has_asked_in_vain_does_not_stop_a_batch_that_goes_on(postgres_url: 
 
 
 @EACH_ONCE
+def test_conditions_after_are_checked_in_a_batch(connect: Connect, either: str) -> None:
+    client, prefix = connect(either), name()
+
+    def is_even(op: Any) -> bool:
+        return int(op.key.label.rpartition("-")[2]) % 2 == 0
+
+    outcomes = client.operations.run_many(
+        range(3),
+        lambda number: number,
+        key=lambda number: f"{prefix}-{number}",
+        checks=holdfast.Checks(after=[is_even]),
+    )
+    assert [each.status for each in outcomes] == ["success", "failed", "success"]
+    assert "postcondition 'is_even' does not hold" in str(outcomes[1].error)
+    assert client.operations.get(f"{prefix}-1").status == "failure"
+
+
+@EACH_ONCE
+def test_a_key_that_is_not_used_again_has_expired_in_a_batch(connect: Connect, either: str) -> None:
+    client, keys, options = connect(either), [name(), name()], holdfast.OperationOptions(reuse=False)
+    client.operations.run_many(keys[:1], len, keep=0.001, options=options)
+    pass_time(0.01)
+    outcomes = client.operations.run_many(keys, len, keep=3600, options=options)
+    assert [(each.status, each.replayed) for each in outcomes] == [("expired", True), ("success", False)]
+    again = client.operations.run_many(keys[:1], len)
+    assert [(each.status, each.replayed) for each in again] == [("success", False)], "unless that is asked for"
+
+
+@EACH_ONCE
 def test_a_batch_of_a_sovereign_dataset_is_marked_and_locked_whole(connect: Connect, either: str) -> None:
     client, dataset = connect(either), name()
     with pytest.raises(ValueError, match="is sovereign and is locked as a whole"):
-        client.operations.run_many(keys_of(dataset, 1, shards=4), int, sovereign=True)
+        client.operations.run_many(
+            keys_of(dataset, 1, shards=4), int, options=holdfast.OperationOptions(sovereign=True)
+        )
     keys = keys_of(dataset, 2)
-    client.operations.run_many(keys, lambda _: 1, sovereign=True, actor="jane", justification="the council agreed")
+    client.operations.run_many(
+        keys,
+        lambda _: 1,
+        options=holdfast.OperationOptions(sovereign=True),
+        actor="jane",
+        justification="the council agreed",
+    )
     for key in keys:
         said = {each.kind: json.loads(each.detail) for each in client.operations.history(key)}
         assert said["sovereignty"] == {"dataset": dataset, "sovereignty_event": True}

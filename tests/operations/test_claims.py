@@ -105,7 +105,7 @@ def test_a_key_whose_shards_were_changed_is_the_same_key(postgres_url: str) -> N
         with running(postgres_url, old) as finish:
             assert client.operation(new, when_locked="skip").run(int).status == "skipped"
             finish()
-        assert client.operation(new).run(int).result == "theirs"
+        assert client.operation(new).run(str).result == "theirs"
         assert client.operations.verify().problems == ()
 
 

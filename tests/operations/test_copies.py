@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,7 +16,7 @@ from tests.conftest import migrated
 PUBLISHED = "holdfast.idempotency_log, holdfast.wal, holdfast.outbox, holdfast.review"
 
 
-def fail() -> None:
+def fail() -> Any:
     raise ValueError("broken")
 
 

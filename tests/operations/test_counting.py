@@ -66,7 +66,7 @@ def test_what_always_takes_too_long_is_not_tried_for_ever(postgres_url: str) -> 
                 with psycopg.connect(postgres_url) as mine:
                     if joins:
                         mine.execute("select 1")
-                    operation = client.operation(name, tx=mine, max_attempts=2, remember_errors=[Exception])
+                    operation = client.operation(name, tx=mine, retry=holdfast.Retry(attempts=2, remember=[Exception]))
                     with pytest.raises(error):
                         operation.run(function, mine)
 
@@ -94,14 +94,17 @@ def test_the_log_says_of_a_life_what_its_entries_say(either: str) -> None:
         key = holdfast.OperationKey(pipeline="p", task="t", dataset="d", operation="o", version="3", bucket="b")
         mends: list[dict[str, Any]] = [
             {"verify": lambda: False}, {"verify": lambda: True}, {"verify": refuse}, {"rollback": "works"},
-            {"rollback": "fails"}, {"keep": 0.001}, {"marks_effect": True}, {},
+            {"rollback": "fails"}, {"keep": 0.001},
+            {"options": holdfast.OperationOptions(marks_effect=True)}, {},
         ]  # fmt: skip
 
         def run(way: str, function: Any, how: dict[str, Any]) -> None:
-            runs(way, mine)(client, key, function, max_attempts=99, **how)
+            runs(way, mine)(client, key, function, retry=holdfast.Retry(attempts=99), **how)
 
         def many(how: dict[str, Any]) -> None:
-            client.operations.run_many([key], fail, keep=0.001, max_attempts=99, rollback=how.get("rollback"))
+            client.operations.run_many(
+                [key], fail, keep=0.001, retry=holdfast.Retry(attempts=99), rollback=how.get("rollback")
+            )
 
         by = {"actor": "jane", "reason": "why"}
         steps: list[Any] = [

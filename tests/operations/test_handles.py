@@ -62,7 +62,7 @@ def test_an_error_that_cannot_say_what_it_is_is_recorded_as_any_other(sqlite_url
         with pytest.raises(Mute):
             client.operation("a").run(fail)
         with pytest.raises(holdfast.OperationFailed, match="precondition 'fail' does not hold: Mute"):
-            client.operation("b", preconditions=[fail]).run(int)
+            client.operation("b", checks=holdfast.Checks(before=[fail])).run(int)
         assert [each.status for each in client.operations.list()] == ["failure", "failure"]
         eventually(lambda: client.leases.list() == [], "no lease is held")
 
@@ -90,7 +90,7 @@ def test_an_error_that_is_its_own_cause_or_has_an_origin_of_its_own_is_recorded_
                 if joins:
                     mine.execute("begin")
                 with pytest.raises(type(error)):
-                    client.operation(key, remember_errors=[Exception], tx=tx).run(fail, error)
+                    client.operation(key, retry=holdfast.Retry(remember=[Exception]), tx=tx).run(fail, error)
                 mine.commit()
                 with pytest.raises(holdfast.OperationFailed, match="remembered"):
                     client.operation(key).run(int)

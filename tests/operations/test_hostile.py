@@ -135,7 +135,7 @@ def test_what_is_escalated_in_a_joined_transaction_waits_for_nobody(
             with pytest.raises(holdfast.OperationInProgress, match="up for review as number 1"):
                 client.operation("a", tx=mine, when_locked="escalate").run(int)
             with pytest.raises(holdfast.OperationFailed, match="up for review"):
-                client.operation("b", tx=mine, max_attempts=1).run(int)
+                client.operation("b", tx=mine, retry=holdfast.Retry(attempts=1)).run(int)
             mine.commit()
         assert [(each.label, each.reason) for each in client.reviews.list()] == [
             ("a", "locked"), ("b", "attempts"),
@@ -199,8 +199,11 @@ def test_a_key_that_is_used_anew_has_all_its_attempts(attempt: Any, either: str)
     with holdfast.Client(either) as client:
         for rounds in range(2):
             with pytest.raises(ZeroDivisionError):
-                attempt(client, key, lambda: 1 // 0, max_attempts=2)
-            assert attempt(client, key, lambda rounds=rounds: rounds, max_attempts=2, keep=0.001).result == rounds
+                attempt(client, key, lambda: 1 // 0, retry=holdfast.Retry(attempts=2))
+            assert (
+                attempt(client, key, lambda rounds=rounds: rounds, retry=holdfast.Retry(attempts=2), keep=0.001).result
+                == rounds
+            )
             pass_time(0.01)
 
 

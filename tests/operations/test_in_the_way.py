@@ -94,7 +94,7 @@ def test_serialization_failures_are_tried_again_and_never_remembered(postgres_ur
             count: int = found[0]
             return count
 
-        outcome = client.operation("k", tx=mine, remember_errors=[Exception]).run(effect)
+        outcome = client.operation("k", tx=mine, retry=holdfast.Retry(remember=[Exception])).run(effect)
     assert (len(calls), outcome.result, outcome.attempt) == (2, 1, 1)
     assert ask(postgres_url, "select what from work order by 1") == [(1,), (2,)]
 

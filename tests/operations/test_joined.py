@@ -49,7 +49,7 @@ async def test_of_what_fails_in_a_joined_transaction_stays_that_it_was_tried(kin
         name = key()
 
         def run(what: str, **options: Any) -> Any:
-            operation = each.client.operation(name, tx=each.connection, max_attempts=2)
+            operation = each.client.operation(name, tx=each.connection, retry=holdfast.Retry(attempts=2))
             return settled(operation.run(work(each, what, **options)))
 
         def told() -> list[tuple[str, int]]:
@@ -118,9 +118,9 @@ def test_in_a_joined_transaction_it_is_tried_again_and_remembered_at_every_isola
                 raise ValueError("not yet")
             return len(calls)
 
-        outcome = client.operation("a", tx=mine, retries=2).run(third)
+        outcome = client.operation("a", tx=mine, retry=holdfast.Retry(in_this_run=2)).run(third)
         assert (outcome.attempt, outcome.result, outcome.committed) == (3, 3, False)
-        operation = client.operation("b", tx=mine, remember_errors=[ValueError])
+        operation = client.operation("b", tx=mine, retry=holdfast.Retry(remember=[ValueError]))
         for error in (ValueError, holdfast.OperationFailed):
             with pytest.raises(error, match="for good"):
                 operation.run(lambda: (_ for _ in ()).throw(ValueError("for good")))
@@ -138,12 +138,12 @@ def test_in_a_joined_transaction_it_is_tried_again_and_remembered_at_every_isola
             mine.execute("select * from work")
             ask(postgres_url, "update work set what = what")
             with pytest.raises(psycopg.errors.SerializationFailure):
-                client.operation("c", tx=mine, remember_errors=[Exception]).run(collide)
+                client.operation("c", tx=mine, retry=holdfast.Retry(remember=[Exception])).run(collide)
             mine.execute("insert into work values (4)")
             mine.commit()
         mine.execute("insert into work values (5)")
         with pytest.raises(psycopg.errors.AdminShutdown):
-            client.operation("c", tx=mine, remember_errors=[Exception]).run(end)
+            client.operation("c", tx=mine, retry=holdfast.Retry(remember=[Exception])).run(end)
         events = [(each.label, each.type) for each in client.relays.events()]
         assert events == [
             *[("a", type) for type in ("START", "FAIL", "START", "FAIL", "START", "COMPLETE")],

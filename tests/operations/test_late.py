@@ -38,7 +38,7 @@ def test_a_late_owner_is_refused_by_its_fence(either: str) -> None:
         go_on.set()
         with pytest.raises(holdfast.FencedOut):
             zombie.result(LONG)
-        assert other.operation(key).run(int).result == "in time"
+        assert other.operation(key).run(str).result == "in time"
         assert other.operations.verify(key).broken == ()
 
 
@@ -135,7 +135,7 @@ def test_an_end_whose_answer_was_lost_is_written_once(postgres_url: str, moment:
         outcome = client.operation("k", ttl=600).run(work)
         assert (outcome.result, outcome.attempt) == ("done", 1)
         healed[0].result(LONG)
-        assert client.operation("k").run(int).result == "done"
+        assert client.operation("k").run(str).result == "done"
     assert query(postgres_url, entries) == [(2,)], "the claim and the end"
 
 

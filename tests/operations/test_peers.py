@@ -95,10 +95,10 @@ def test_an_error_that_passes_is_never_kept_as_the_answer(postgres_url: str) -> 
                 raise error
 
             with pytest.raises(type(error)):
-                client.operation(f"n{number}", remember_errors=[Exception]).run(work)
+                client.operation(f"n{number}", retry=holdfast.Retry(remember=[Exception])).run(work)
             assert client.operation(f"n{number}").run(lambda: "well").result == "well"
         with pytest.raises(ValueError, match="for good"):
-            client.operation("kept", remember_errors=[ValueError]).run(lambda: int("for good"))
+            client.operation("kept", retry=holdfast.Retry(remember=[ValueError])).run(lambda: int("for good"))
         with pytest.raises(holdfast.OperationFailed, match="for good"):
             client.operation("kept").run(lambda: "well")
 

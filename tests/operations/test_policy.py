@@ -56,7 +56,7 @@ def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, 
 
     with governed(either, rule) as client:
         with pytest.raises(PolicyDenied, match=r"'etl/load: upsert roads-.*': not a third time") as told:
-            attempt(client, roads, broken, retries=5)
+            attempt(client, roads, broken, retry=holdfast.Retry(in_this_run=5))
         assert str(told.value.__cause__) == "broken", "what it would have been a retry of"
         first = [("claim", 1, None), ("claim", 1, None), ("locked", 1, "held")]
         second = [("retry", 2, None), ("retry", 2, None), ("locked", 2, "held")]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast import Checks, OperationOptions, Retry
+from holdfast.lineage import Contract, Lineage
 
 Connect = Callable[..., Any]
+
+
+def generator() -> Iterator[int]:
+    yield 1
 
 
 @pytest.fixture
@@ -32,15 +39,13 @@ def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
         ({"ttl": 0}, ValueError, "ttl must be between"),
         ({"ttl": math.nan}, ValueError, "ttl must be between"),
         ({"keep": 0}, ValueError, "keep must be between"),
-        ({"max_attempts": 0}, ValueError, "max_attempts must be 1 or more, not 0"),
-        ({"max_attempts": True}, TypeError, "max_attempts must be an int"),
-        ({"retries": -1}, ValueError, "retries must be 0 or more"),
-        ({"remember_errors": ["ValueError"]}, TypeError, "remember_errors must be a list of exception classes"),
-        ({"remember_errors": ValueError}, TypeError, "remember_errors must be a list of exception classes"),
+        ({"retry": 3}, TypeError, r"^retry must be a holdfast\.Retry, not 3$"),
+        ({"checks": [int]}, TypeError, r"^checks must be a holdfast\.Checks, not \[<class 'int'>\]$"),
+        ({"lineage": {"inputs": []}}, TypeError, r"^lineage must be a holdfast\.lineage\.Lineage, not \{'inputs'"),
+        ({"options": False}, TypeError, r"^options must be a holdfast\.OperationOptions, not False$"),
         ({"rollback": 7}, TypeError, "rollback must be a function"),
         ({"rollback": "unknown"}, ValueError, "no rollback is registered as 'unknown'; there are: none"),
         ({"verify": "x"}, TypeError, "verify must be a function"),
-        ({"preconditions": [1]}, TypeError, "a condition must be a function"),
         ({"payload": open}, TypeError, "payload is a builtin_function_or_method, which has no canonical form"),
         ({"actor": ""}, ValueError, "actor must have"),
     ],
@@ -49,6 +54,100 @@ def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
 def test_wrong_options_are_refused_at_once(untouched: Any, options: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         untouched.operation("k", **options)
+
+
+def test_conditions_that_only_begin_when_they_are_called_are_refused(untouched: Any) -> None:
+    for checks in (Checks(before=[generator]), Checks(after=[generator])):
+        with pytest.raises(TypeError, match=r"a condition must be a .*function, not .*generator"):
+            untouched.operation("k", checks=checks)
+    with pytest.raises(TypeError, match=r"the check of a contract must be a .*function, not .*generator"):
+        untouched.operation("k", lineage=Lineage(contract=Contract("c", "1", generator)))
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "error", "message"),
+    [
+        (Retry, {"attempts": 0}, ValueError, "attempts must be 1 or more, not 0"),
+        (Retry, {"attempts": True}, TypeError, "attempts must be an int, not True"),
+        (Retry, {"attempts": "3"}, TypeError, "attempts must be an int, not '3'"),
+        (Retry, {"in_this_run": -1}, ValueError, "in_this_run must be 0 or more, not -1"),
+        (Retry, {"in_this_run": 1.0}, TypeError, "in_this_run must be an int, not 1.0"),
+        (Retry, {"first": 0}, ValueError, "first must be between 0.001 and 86400 seconds, not 0"),
+        (Retry, {"first": "1"}, TypeError, "first must be a number of seconds, not str"),
+        (Retry, {"longest": math.inf}, ValueError, "longest must be between 0.001 and 86400 seconds, not inf"),
+        (Retry, {"longest": math.nan}, ValueError, "longest must be between 0.001 and 86400 seconds, not nan"),
+        (Retry, {"longest": True}, TypeError, "longest must be a number of seconds, not bool"),
+        (Retry, {"first": 2, "longest": 1}, ValueError, "longest must be at least first=2 seconds, not 1"),
+        (Retry, {"remember": ["E"]}, TypeError, "remember must be a list of exception classes, not ['E']"),
+        (Retry, {"remember": [int]}, TypeError, "remember must be a list of exception classes, not [<class 'int'>]"),
+        (Retry, {"remember": 7}, TypeError, "remember must be a list of exception classes, not 7"),
+        (
+            Retry,
+            {"remember": ValueError},
+            TypeError,
+            "remember must be a list of exception classes, not <class 'ValueError'>",
+        ),
+        (Checks, {"before": [1]}, TypeError, "before must be a list of functions, not [1]"),
+        (Checks, {"before": int}, TypeError, "before must be a list of functions, not <class 'int'>"),
+        (Checks, {"after": "rows"}, TypeError, "after must be a list of functions, not 'rows'"),
+        (Checks, {"after": ""}, TypeError, "after must be a list of functions, not ''"),
+        (OperationOptions, {"reuse": 0}, TypeError, "reuse must be True or False, not 0"),
+        (OperationOptions, {"marks_effect": None}, TypeError, "marks_effect must be True or False, not None"),
+        (OperationOptions, {"sovereign": "no"}, TypeError, "sovereign must be True or False, not 'no'"),
+        (Lineage, {"inputs": "raw"}, TypeError, "inputs must be a list of names of datasets, not 'raw'"),
+        (Lineage, {"outputs": 7}, TypeError, "outputs must be a list of names of datasets, not 7"),
+        (Lineage, {"outputs": [1]}, TypeError, "a name in outputs must be a str, not int"),
+        (Lineage, {"inputs": [""]}, ValueError, "a name in inputs must have 1 to 1000 characters, not 0: ''"),
+        (
+            Lineage,
+            {"contract": ("c", "1")},
+            TypeError,
+            "contract must be a holdfast.lineage.Contract, not ('c', '1')",
+        ),
+    ],
+    ids=str,
+)
+def test_a_group_checks_its_arguments_when_it_is_made(
+    build: Callable[..., object], arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as raised:
+        build(**arguments)
+    assert str(raised.value) == message
+
+
+def test_groups_have_defaults_and_are_values() -> None:
+    retry = Retry()
+    assert (retry.attempts, retry.in_this_run, retry.first, retry.longest, retry.remember) == (3, 0, 0.05, 30.0, ())
+    assert (Checks().before, Checks().after) == ((), ())
+    options = OperationOptions()
+    assert (options.reuse, options.marks_effect, options.sovereign) == (True, False, False)
+    assert (Lineage().inputs, Lineage().outputs, Lineage().contract) == ((), (), None)
+    names, errors = ["raw"], list[type[Exception]]([ValueError])
+    lineage, remembers = Lineage(inputs=names), Retry(first=1, remember=errors)
+    names.append("later")
+    errors.append(KeyError)
+    assert lineage == Lineage(inputs=("raw",))
+    assert remembers == Retry(first=1.0, remember=(ValueError,))
+    assert len({lineage, Lineage(inputs=["raw"]), remembers, Retry(), Checks(), Checks(before=[int]), options}) == 6
+    groups: list[Any] = [retry, Checks(), options, lineage]
+    for group, name in zip(groups, ("attempts", "before", "reuse", "inputs"), strict=True):
+        assert not hasattr(group, "__dict__")
+        with pytest.raises(FrozenInstanceError):
+            setattr(group, name, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retry": Retry(in_this_run=2)}, "in_this_run must be 0 for run_many, not 2"),
+        ({"checks": Checks(before=[int])}, "before must be empty for run_many, not"),
+        ({"options": OperationOptions(marks_effect=True)}, "marks_effect must be False for run_many, not True"),
+    ],
+    ids=str,
+)
+def test_what_a_batch_cannot_do_is_refused_at_once(untouched: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        untouched.operations.run_many(["a"], len, **options)
 
 
 def test_wrong_keys_and_functions_are_refused_at_once(untouched: Any) -> None:
@@ -80,9 +179,6 @@ def test_a_function_that_only_begins_when_it_is_called_is_refused(tmp_path: Path
     """Its result would be a coroutine, and nothing would have been done."""
 
     async def later() -> None: ...
-
-    def generator() -> Iterator[int]:
-        yield 1
 
     client = holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}")
     for function in (later, generator):

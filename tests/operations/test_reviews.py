@@ -32,12 +32,12 @@ def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_
     with governed(either, large) as client:
         for _ in range(2):
             with pytest.raises(PolicyDenied, match=r"up for review as number \d+") as told:
-                attempt(client, roads, broken, retries=2)
+                attempt(client, roads, broken, retry=holdfast.Retry(in_this_run=2))
         [review] = client.reviews.list(key=roads)
         assert (review.id, review.reason, review.detail) == (told.value.review, "policy", "who has seen the plan?")
         answer(either, review.id, "approve")
         with pytest.raises(PolicyDenied, match="up for review"):
-            attempt(client, roads, broken, retries=2)
+            attempt(client, roads, broken, retry=holdfast.Retry(in_this_run=2))
         assert len(calls) == 1, "once: a retry within the run is another try"
         with pytest.raises(PolicyDenied, match="up for review") as told:
             attempt(client, roads, broken)
@@ -64,14 +64,17 @@ def test_an_approval_is_there_for_the_next_one_when_somebody_else_had_the_lock(e
         with pytest.raises(ValueError, match="broken"):
             attempt(client, key(dataset), fail)
         with pytest.raises(holdfast.OperationFailed, match="up for review"):
-            attempt(client, key(dataset), int, max_attempts=1)
+            attempt(client, key(dataset), int, retry=holdfast.Retry(attempts=1))
         [review] = client.reviews.list(key=key(dataset))
         client.reviews.approve(review.id, actor="jane", reason="once more")
         with running(either, key(dataset, "other")):
-            assert attempt(client, key(dataset), int, max_attempts=1, when_locked="skip").status == "skipped"
+            assert (
+                attempt(client, key(dataset), int, retry=holdfast.Retry(attempts=1), when_locked="skip").status
+                == "skipped"
+            )
             with pytest.raises(holdfast.OperationInProgress):
-                attempt(client, key(dataset), int, max_attempts=1, when_locked="fail")
-        assert attempt(client, key(dataset), int, max_attempts=1).attempt == 2
+                attempt(client, key(dataset), int, retry=holdfast.Retry(attempts=1), when_locked="fail")
+        assert attempt(client, key(dataset), int, retry=holdfast.Retry(attempts=1)).attempt == 2
         assert client.reviews.get(review.id).spent_at is not None  # type: ignore[union-attr]
 
 
@@ -135,23 +138,23 @@ def test_one_that_has_used_up_its_attempts_or_was_left_half_done_goes_on_when_th
     with holdfast.Client(either) as client:
         for unique in (exhausted, rejected):
             with pytest.raises(ValueError, match="broken"):
-                client.operation(unique, max_attempts=1).run(fail)
+                client.operation(unique, retry=holdfast.Retry(attempts=1)).run(fail)
         for unique in (exhausted, half_done, rejected):
             for _ in range(2):
                 with pytest.raises(holdfast.OperationFailed, match="reset"):
-                    attempt(client, unique, int, max_attempts=1)
+                    attempt(client, unique, int, retry=holdfast.Retry(attempts=1))
             [review] = client.reviews.list(key=unique)
             assert review.reason == "attempts"
             decide = client.reviews.reject if unique == rejected else client.reviews.approve
             decide(review.id, **BY_ELDER)
         for unique in (exhausted, half_done):
-            outcome = attempt(client, unique, lambda: "done", max_attempts=1)
+            outcome = attempt(client, unique, lambda: "done", retry=holdfast.Retry(attempts=1))
             assert (outcome.result, outcome.attempt) == ("done", 2)
         for _ in range(2):
             with pytest.raises(PolicyDenied, match="was rejected by elder Mary"):
-                attempt(client, rejected, int, max_attempts=1)
+                attempt(client, rejected, int, retry=holdfast.Retry(attempts=1))
         client.operations.reset(rejected, **BY_ELDER)
-        assert attempt(client, rejected, int, max_attempts=1).result == 0
+        assert attempt(client, rejected, int, retry=holdfast.Retry(attempts=1)).result == 0
         assert client.operations.verify().passed
 
 
@@ -164,9 +167,9 @@ def test_whatever_an_error_or_a_rule_says_it_is_up_for_review(either: str) -> No
     failed, asked = name(), name()
     with holdfast.Client(either) as client, holdfast.Client(either, policy=lambda _: Review(said)) as strict:
         with pytest.raises(ValueError, match="at"):
-            client.operation(failed, max_attempts=1).run(odd)
+            client.operation(failed, retry=holdfast.Retry(attempts=1)).run(odd)
         with pytest.raises(holdfast.OperationFailed):
-            client.operation(failed, max_attempts=1).run(odd)
+            client.operation(failed, retry=holdfast.Retry(attempts=1)).run(odd)
         with pytest.raises(PolicyDenied):
             strict.operation(asked).run(int)
         assert all("at ? and ?" in each.detail for key in (failed, asked) for each in client.reviews.list(key=key))

@@ -34,7 +34,7 @@ def test_a_sensitive_dataset_needs_a_justification_on_every_try(either: str, att
         with pytest.raises(ValueError, match="broken"):
             attempt(client, burials, flaky, justification="the council agreed")
         with pytest.raises(PolicyDenied, match="needs a justification"):
-            attempt(client, burials, flaky, retries=2)
+            attempt(client, burials, flaky, retry=holdfast.Retry(in_this_run=2))
         assert attempt(client, burials, flaky, justification="the council agreed").result == "done"
         assert attempt(client, burials, flaky).replayed, "nothing is changed by reading what it came to"
         assert client.operations.verify().passed
@@ -185,5 +185,5 @@ def test_an_error_budget_is_used_up_by_one_that_is_tried_again_and_again(either:
 
     spent = "used up its error budget: 2 failed in the last hour, and 2 may"
     with governed(either) as client, pytest.raises(PolicyDenied, match=spent):
-        attempt(client, key(flaky), broken, retries=9, max_attempts=9)
+        attempt(client, key(flaky), broken, retry=holdfast.Retry(attempts=9, in_this_run=9))
     assert len(calls) == 2

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from holdfast import PolicyDenied
 from holdfast.governance import Allow, PolicyContext
+from holdfast.lineage import Lineage
 from holdfast.testing.operation_contract import interrupted, name, running
 from tests.children import eventually
 from tests.lineage.sample_operations import FAR
@@ -22,7 +23,7 @@ from tests.operations.policies import BY_ELDER, POINT, answer, connected, every_
 @pytest.mark.parametrize("how", ["policy", "argument"])
 def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again(either: str, how: str) -> None:
     graves = f"graves-{name()}"
-    more: dict[str, Any] = {"sovereign": True} if how == "argument" else {}
+    more: dict[str, Any] = {"options": holdfast.OperationOptions(sovereign=True)} if how == "argument" else {}
     make = holdfast.Client if how == "argument" else governed
     numbers: list[int] = []
     with make(either) as client:
@@ -70,19 +71,22 @@ def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_p
     with governed(either, note) as client:
         for subject in (unique, key(f"roads-{unique}"), key(f"sites-{unique}", "load")):
             for output, why in ((f"graves-{unique}", "sovereign"), (f"burials-{unique}", "sensitive")):
-                more: dict[str, Any] = {"outputs": ["fine", output], "justification": "the council agreed"}
+                more: dict[str, Any] = {
+                    "lineage": Lineage(outputs=["fine", output]), "justification": "the council agreed",
+                }  # fmt: skip
                 with pytest.raises(PolicyDenied, match=f"its outputs name dataset '{output}', which is {why}"):
                     client.operation(subject, payload=holdfast.geo.mask_h3(POINT, 5), **more).run(fail)
                 with pytest.raises(PolicyDenied, match=why):
                     client.operations.run_many([subject], fail, **more)
         with pytest.raises(PolicyDenied, match="which is masked"):
-            client.operation(unique, outputs=[f"sites-{unique}"]).run(fail)
+            client.operation(unique, lineage=Lineage(outputs=[f"sites-{unique}"])).run(fail)
         with pytest.raises(ValueError, match=r"sovereign=True locks a dataset as a whole, .* names none"):
-            client.operation(unique, sovereign=True).run(fail)
+            client.operation(unique, options=holdfast.OperationOptions(sovereign=True)).run(fail)
         assert client.operations.list() == []
         burials = key(f"burials-{unique}", checksum="c")
         also = [burials.dataset, f"burials-{unique}-index", "roads"]
-        client.operation(burials, inputs=["raw"], outputs=also, justification="the council agreed").run(int)
+        lineage = Lineage(inputs=["raw"], outputs=also)
+        client.operation(burials, lineage=lineage, justification="the council agreed").run(int)
         assert (seen[-1].inputs, seen[-1].outputs) == (("raw",), tuple(also)), "rules see what is read and written"
 
 
@@ -132,7 +136,10 @@ def test_a_sovereign_dataset_is_locked_whole_whatever_is_done_to_it(either: str,
     with governed(either) as client:
         client.operations.register("undo", rollback=lambda: None)
         client.operation(other(graves, "index"), rollback="undo").run(int)
-        with running(either, key(graves), sovereign=True), running(either, key(roads)):
+        with (
+            running(either, key(graves), options=holdfast.OperationOptions(sovereign=True)),
+            running(either, key(roads)),
+        ):
             with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
                 attempt(client, other(graves), fail)
             assert attempt(client, other(f"{graves}-elsewhere"), int).result == 0
@@ -153,10 +160,12 @@ def test_what_was_run_as_sovereign_is_mended_as_that_by_a_client_without_a_polic
     with holdfast.Client(either) as client:
         client.operations.register("undo", rollback=lambda op: undone.append(op.key.label))
         for task in ("first", "second"):
-            client.operation(key(graves, task), rollback="undo", sovereign=True).run(int)
+            client.operation(key(graves, task), rollback="undo", options=holdfast.OperationOptions(sovereign=True)).run(
+                int
+            )
             client.operations.archive(FAR, lambda lines: None)
         other = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="delete")
-        with running(either, other, sovereign=True):
+        with running(either, other, options=holdfast.OperationOptions(sovereign=True)):
             with pytest.raises(holdfast.OperationInProgress):
                 client.operations.rollback(key(graves, "first"), **BY_ELDER)
             with pytest.raises(holdfast.OperationInProgress):

@@ -18,8 +18,9 @@ PURE = """
     lineage/records lineage/relay_terms lineage/verification
     lock/claims lock/mend lock/mux lock/records lock/row_key lock/sessions lock/standing lock/terms lock/tickets
     objects/changes objects/model
-    operations/archive operations/decide operations/energy operations/events operations/lineage_terms operations/log
-    operations/outcome operations/result_codec operations/review_record operations/terms
+    operations/archive operations/batch_terms operations/decide operations/energy operations/events
+    operations/lineage_terms operations/log operations/outcome operations/result_codec operations/review_record
+    operations/terms
     recipes/elector_terms recipes/gate_terms recipes/guard_terms recipes/reconciler_terms recipes/shards_terms
     recipes/slots_terms
     runtime/metrics

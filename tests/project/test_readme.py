@@ -24,6 +24,7 @@ import click
 import pytest
 
 import holdfast
+from holdfast import lineage
 from holdfast.cli.app import app
 from holdfast.testing import available
 from tests.children import PATIENCE, query
@@ -361,6 +362,18 @@ def test_the_reference_has_every_method_of_every_collection_with_its_defaults() 
                 told_truly(shown.pop(f"{name}.{method}"), made)
     told_truly(shown.pop("operation"), holdfast.Client.operation)
     assert shown == {}, "nothing that is not there"
+
+
+def test_the_reference_has_the_groups_of_an_operation_with_their_defaults() -> None:
+    page = (ROOT / "docs" / "reference" / "operations.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^holdfast\.([\w.]+)(\(.*\))$", "\n".join(blocks("", page)), re.MULTILINE))
+    groups: dict[str, Any] = {
+        "Retry": holdfast.Retry, "Checks": holdfast.Checks, "OperationOptions": holdfast.OperationOptions,
+        "lineage.Lineage": lineage.Lineage, "lineage.Contract": lineage.Contract,
+    }  # fmt: skip
+    assert shown.keys() == groups.keys()
+    for name, group in groups.items():
+        told_truly(shown[name], group.__init__)
 
 
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:

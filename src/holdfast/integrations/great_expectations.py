@@ -1,7 +1,8 @@
 """A Great Expectations checkpoint as a condition of an operation, before or after it:
 
     from holdfast.integrations.great_expectations import expects
-    client.operation(key, tx=conn, postconditions=[expects(context.checkpoints.get("parcels"))]).run(load)
+    checks = holdfast.Checks(after=[expects(context.checkpoints.get("parcels"))])
+    client.operation(key, tx=conn, checks=checks).run(load)
 
 The library itself reports success for a suite without expectations, and for a checkpoint without validations. Here that
 is a failure, because nothing was checked. The package is not imported; results of versions 0.18 and 1.x are

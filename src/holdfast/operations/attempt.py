@@ -100,11 +100,11 @@ class Attempt(ABC):
     # The strategy
 
     @abstractmethod
-    def _claim(self) -> Op | Outcome:
+    def _claim(self) -> Op | Outcome[Any]:
         """Claim the operation and recover a dead attempt, or return the outcome that it had."""
 
     @abstractmethod
-    def succeed(self, op: Op, value: Any) -> Outcome:
+    def succeed(self, op: Op, value: Any) -> Outcome[Any]:
         """Record the success with its result."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Attempt(ABC):
 
     # Begin
 
-    def begin(self) -> Op | Outcome:
+    def begin(self) -> Op | Outcome[Any]:
         """Claim the operation, waiting for its lock as the terms say; or the outcome that it had.
 
         An operation that must not be tried again is put up for review, and goes on if that was approved."""
@@ -156,12 +156,12 @@ class Attempt(ABC):
         """What to do, given the row of the operation."""
         spec, terms = self.spec, self.spec.terms
         return decide(
-            prior, spec.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
+            prior, spec.fingerprint, attempts=terms.retry.attempts, on_partial=terms.on_partial,
             undoes=spec.rollback is not None, approved=self._policy is not None and self._policy.is_approved,
-            reuse=terms.reuse,
+            reuse=terms.options.reuse,
         )  # fmt: skip
 
-    def settle(self, decision: Decision, prior: Prior) -> Outcome | None:
+    def settle(self, decision: Decision, prior: Prior) -> Outcome[Any] | None:
         """The outcome if the log has one; None if an attempt is needed. Raises if there must not be one."""
         if decision is Decision.REPLAY:
             if self.spec.governed is not None:
@@ -179,7 +179,7 @@ class Attempt(ABC):
             self.telemetry.settled(decision, prior)
         return outcome
 
-    def wait_for_lock(self, prior: Prior, tries: int, started: float) -> Outcome | None:
+    def wait_for_lock(self, prior: Prior, tries: int, started: float) -> Outcome[Any] | None:
         """Another owner has the lock: pause, then return None to try again. Returns the outcome "skipped", or raises
         OperationInProgress, if that is what the terms say or the time is over."""
         key, terms, waited = self.spec.key, self.spec.terms, now() - started
@@ -198,7 +198,7 @@ class Attempt(ABC):
             raise in_progress(key, waited)
         chance = jitter(0.0, 1.0)
         if terms.when_locked == "backoff":
-            seconds = backoff_delay(tries, waited, terms.timeout, chance)
+            seconds = backoff_delay(terms.retry, tries, chance, waited=waited, timeout=terms.timeout)
         else:
             seconds = min(0.05, 0.001 * 2 ** min(tries, 6)) * (0.5 + chance)
         sleep(min(seconds, max(0.0, terms.timeout - waited)))
@@ -228,7 +228,7 @@ class Attempt(ABC):
         if telemetry.listeners:
             from holdfast.operations.run_telemetry import labels
 
-            fields = labels(self.spec.key, sovereign=self.spec.terms.sovereign)
+            fields = labels(self.spec.key, sovereign=self.spec.sovereign)
             telemetry.emit("operation.locked_out", **fields, reason=reason)
 
     # Around the function
@@ -262,19 +262,19 @@ class Attempt(ABC):
 
     def check_preconditions(self, op: Op) -> None:
         """OperationFailed when one does not hold. Then the effect may start."""
-        if self.spec.preconditions:
-            self._check_conditions("precondition", self.spec.preconditions, op)
-        if not self.spec.terms.marks_effect and not op._has_begun:
+        if self.spec.checks.before:
+            self._check_conditions("precondition", self.spec.checks.before, op)
+        if not self.spec.terms.options.marks_effect and not op._has_begun:
             op.effect_started()
 
     def check_postconditions(self, op: Op) -> None:
         """OperationFailed when one does not hold, or the contract is not met."""
-        if self.spec.postconditions:
-            self._check_conditions("postcondition", self.spec.postconditions, op)
+        if self.spec.checks.after:
+            self._check_conditions("postcondition", self.spec.checks.after, op)
         lineage = self.spec.lineage
         if lineage.contract is not None and lineage.contract.check is not None:
             check = (lineage.contract.check,)
-            self._check_conditions("postcondition", check, op, contract=lineage.contract_detail())
+            self._check_conditions("postcondition", check, op, contract=lineage._contract_detail())
 
     def _check_conditions(self, kind: str, conditions: Sequence[Function], op: Op, **more: Any) -> None:
         for condition in conditions:
@@ -331,7 +331,7 @@ class Attempt(ABC):
 
     def is_remembered(self, error: BaseException) -> bool:
         """Whether the error is final: raised again instead of a new attempt."""
-        declared = isinstance(error, self.spec.terms.remember_errors)
+        declared = isinstance(error, tuple(self.spec.terms.retry.remember))
         return declared and not self.is_transient(error) and not is_unanswered(error)
 
     def log_unrecorded(self, error: object) -> None:

@@ -10,13 +10,14 @@ A process that dies leaves its whole part ``partial``; one that is interrupted, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from holdfast.database import driver_errors
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError, OperationFailed, Refused
+from holdfast.operations.batch_terms import Progress
 from holdfast.operations.decide import (
     LEASE_PREFIX,
     NO_PRIOR,
@@ -54,7 +55,6 @@ FINISH_COLUMNS = (
 )  # fmt: skip
 """The parameters of ``operation_claim_many`` and ``operation_finish_many``, one list for all operations."""
 
-Progress = Callable[[int, int], object]
 EndColumns = Sequence[str | None]
 """The last seven of FINISH_COLUMNS, of one operation."""
 
@@ -85,7 +85,7 @@ class Batch:
         self._attempt = LeasedAttempt(first._replace(lease=lease) if lease else first)
         """Holds the lease under which all of them are claimed."""
 
-    def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
+    def run(self, function: Function, progress: Progress | None) -> list[Outcome[Any]]:
         """The outcomes in the order of the items. OperationInProgress when the lock of all cannot be had."""
         if any(spec.governed is not None for spec in self._specs):
             return self._run_singly(function, progress)
@@ -103,8 +103,8 @@ class Batch:
             self._attempt.wait_for_lock(NO_PRIOR, tries, started)
             tries += 1
 
-    def _run_under_lease(self, function: Function, progress: Progress | None) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _run_under_lease(self, function: Function, progress: Progress | None) -> list[Outcome[Any]]:
+        outcomes: list[Outcome[Any]] = []
         singles: list[int] = []
         for start in range(0, len(self._specs), self._size):
             specs = self._specs[start : start + self._size]
@@ -124,23 +124,23 @@ class Batch:
             outcomes[index] = self._run_single(index, function)
         return outcomes
 
-    def _run_singly(self, function: Function, progress: Progress | None) -> list[Outcome]:
+    def _run_singly(self, function: Function, progress: Progress | None) -> list[Outcome[Any]]:
         """The policy decides about each, and may take the one before into account."""
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome[Any]] = []
         for index in range(len(self._specs)):
             outcomes.append(self._run_single(index, function))
             if progress is not None:
                 maybe_await(progress(len(outcomes), len(self._specs)))
         return outcomes
 
-    def _run_single(self, index: int, function: Function) -> Outcome:
+    def _run_single(self, index: int, function: Function) -> Outcome[Any]:
         """Run one outside of the batch, as ``client.operation`` does."""
         try:
             return run(self._specs[index], None, function, (self._items[index],), {})
         except Exception as error:
             return Outcome("failed", False, 0, error=error)
 
-    def _settle(self, spec: OperationSpec, prior: Prior) -> Outcome | None:
+    def _settle(self, spec: OperationSpec, prior: Prior) -> Outcome[Any] | None:
         """The outcome of an operation that is in the log already; None when it has to be run singly."""
         attempt = LeasedAttempt(spec)
         decision = attempt.decide(prior)
@@ -157,7 +157,7 @@ class Batch:
             attempt.telemetry.ended(outcome)
         return outcome
 
-    def _settled_outcome(self, attempt: LeasedAttempt, decision: Decision, prior: Prior) -> Outcome:
+    def _settled_outcome(self, attempt: LeasedAttempt, decision: Decision, prior: Prior) -> Outcome[Any]:
         if decision is Decision.RUNNING:
             attempt.report_locked_out("skipped")
             return Outcome("skipped", False, 0)
@@ -183,7 +183,7 @@ class BatchPart:
         self._chains: dict[str, Chain] = {}
         self._ends: dict[str, EndColumns] = {}
         self._telemetry: dict[str, RunTelemetry] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, Outcome[Any]] = {}
 
     def claim(self, lock: int | None) -> dict[str, Prior]:
         """Claim those that have no row yet. Returns the rows of the others, by key. BatchBusy when a transaction has
@@ -223,7 +223,7 @@ class BatchPart:
             del self._claimed[digest]
         return others
 
-    def run(self, function: Function) -> dict[str, Outcome]:
+    def run(self, function: Function) -> dict[str, Outcome[Any]]:
         """Call the function for those that were claimed, and record their ends, also when it is interrupted."""
         is_plain = op_parameter(function) is None and self._attempt.spec.meter is None
         try:
@@ -250,7 +250,7 @@ class BatchPart:
             run_telemetry.ended(self._outcomes[digest])
         return self._outcomes
 
-    def _execute(self, digest: str, function: Function, is_plain: bool) -> Outcome:
+    def _execute(self, digest: str, function: Function, is_plain: bool) -> Outcome[Any]:
         """``is_plain``: the function does not take ``op``, and its energy is not measured."""
         op, item, spec = self._op(digest), self._items[digest], self._attempt.spec
         if telemetry.listeners:
@@ -263,7 +263,7 @@ class BatchPart:
                 value = call_with_op(function, op, item)
             else:
                 value = call_metered(spec.meter, function, op, item)
-            if spec.lineage.contract is not None:
+            if spec.lineage.contract is not None or spec.checks.after:
                 self._attempt.check_postconditions(op)
             if not is_plain:
                 op._close()

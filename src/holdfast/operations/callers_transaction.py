@@ -42,7 +42,7 @@ class CallersTransaction(TransactionAttempt):
             self._policy = PolicyChecks(self.spec, self.tries, self._connection)
         return self._policy
 
-    def _claim(self) -> Op | Outcome:
+    def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -91,7 +91,7 @@ class CallersTransaction(TransactionAttempt):
             self._savepoints.append(self._connection.nested())
             self._savepoints[-1].__enter__()
 
-    def succeed(self, op: Op, value: Any) -> Outcome:
+    def succeed(self, op: Op, value: Any) -> Outcome[Any]:
         parameters = self._success(op, value)
         with detect_ended_transaction(op.key.label):
             self._connection.flush()

@@ -41,7 +41,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             self._policy = AsyncPolicyChecks(self.spec, self.tries, self._connection)
         return self._policy
 
-    async def _claim(self) -> AsyncOp | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -90,7 +90,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             self._savepoints.append(self._connection.nested())
             await self._savepoints[-1].__aenter__()
 
-    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome[Any]:
         parameters = self._success(op, value)
         with detect_ended_transaction(op.key.label):
             await self._connection.flush()

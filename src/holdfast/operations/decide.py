@@ -6,7 +6,7 @@ other payload                               MISMATCH
 success, result kept / not kept             REPLAY / EXPIRED
 partial, owner alive                        RUNNING
 failure, error remembered                   REFUSE_FAILED
-failed max_attempts times                   EXHAUSTED
+failed as often as allowed                  EXHAUSTED
 failure without an effect                   EXECUTE
 partial or failure, effect possible         ROLL_BACK, VERIFY or REFUSE_PARTIAL, by ``on_partial``
 """
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from holdfast.errors import FencedOut, HoldfastError, KeyReused, OperationFailed, OperationInProgress, walk_causes
 from holdfast.keys import OperationKey, PlainKey
 from holdfast.operations import result_codec
-from holdfast.operations.terms import OnPartial
+from holdfast.operations.terms import OnPartial, Retry
 
 Row = Mapping[str, Any]
 
@@ -150,11 +150,11 @@ class TransactionClaim(NamedTuple):
 
 
 def decide(
-    prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool,
+    prior: Prior, fingerprint: str | None, *, attempts: int, on_partial: OnPartial, undoes: bool,
     approved: bool = False, reuse: bool = True,
 ) -> Decision:  # fmt: skip
-    """What to do, see the table above. ``undoes``: there is a rollback function. ``approved``: a review allows one more
-    attempt. ``reuse``: the key may be used anew when its result has expired."""
+    """What to do, see the table above. ``attempts``: how often it may fail. ``undoes``: there is a rollback function.
+    ``approved``: a review allows one more attempt. ``reuse``: the key may be used anew when its result has expired."""
     used_up = prior.expired and prior.status == "success" and not reuse
     if prior.is_new and not used_up:
         return Decision.EXECUTE
@@ -166,7 +166,7 @@ def decide(
         return Decision.RUNNING
     if prior.error_fields.get("remembered"):
         return Decision.REFUSE_FAILED
-    if not approved and prior.failed_attempts >= max_attempts:
+    if not approved and prior.failed_attempts >= attempts:
         return Decision.EXHAUSTED
     if not prior.effect_started:
         return Decision.EXECUTE
@@ -181,11 +181,14 @@ def chain_length(pointer: str | None) -> int:
     return int((pointer or "0:").partition(":")[0])
 
 
-def backoff_delay(tries: int, waited: float, timeout: float, chance: float) -> float:
-    """Seconds until the next try. Doubles with every try and shrinks towards the end of the timeout, so that those who
-    have waited longest try most often. ``chance`` (0 to 1) spreads those that began together."""
+def backoff_delay(
+    retry: Retry, pauses: int, chance: float, *, waited: float = 0.0, timeout: float = float("inf")
+) -> float:
+    """Seconds of the next pause, after ``pauses`` earlier ones: ``chance`` (0 to 1) of a limit that doubles from
+    ``retry.first`` to ``retry.longest``, which spreads callers that began together. The limit shrinks towards the end
+    of the timeout, so that those who have waited longest try most often."""
     left = 1.0 if timeout <= 0 or timeout == float("inf") else max(0.05, 1.0 - waited / timeout)
-    return float(min(1.0, 0.005 * 2 ** min(tries, 10)) * left * (0.5 + chance))
+    return float(min(retry.longest, retry.first * 2 ** min(pauses, 64)) * left * chance)
 
 
 # Errors that are raised

@@ -81,7 +81,7 @@ class LeasedAttempt(Attempt):
 
     # Claim
 
-    def _claim(self) -> Op | Outcome:
+    def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
         while True:
             prior = self.fetch_prior()
@@ -142,7 +142,7 @@ class LeasedAttempt(Attempt):
         self.release()
         return False
 
-    def _claim_under_lease(self, prior: Prior, decision: Decision) -> Op | Outcome | None:
+    def _claim_under_lease(self, prior: Prior, decision: Decision) -> Op | Outcome[Any] | None:
         """Write the claim, or fetch the row again if it has changed. None: a transaction has the lock."""
         try:
             while True:
@@ -163,7 +163,7 @@ class LeasedAttempt(Attempt):
             self.release()
             raise
 
-    def _start(self, prior: Prior, decision: Decision) -> tuple[Op | Outcome | None, str]:
+    def _start(self, prior: Prior, decision: Decision) -> tuple[Op | Outcome[Any] | None, str]:
         """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
         spec, self.prior = self.spec, prior
         if spec.governed is not None:
@@ -185,7 +185,7 @@ class LeasedAttempt(Attempt):
         else:
             op._add_entry("lock_acquired", self.lock_detail())
         op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
-        if not spec.preconditions and not spec.terms.marks_effect and not is_sensitive:
+        if not spec.checks.before and not spec.terms.options.marks_effect and not is_sensitive:
             op._has_begun = True
             op._add_entry("effect_started")
         state = self.write(op, "partial", lock=spec.key.lock_key)
@@ -207,7 +207,7 @@ class LeasedAttempt(Attempt):
             self.fail(op, error)
             raise
 
-    def _recover(self, op: Op, prior: Prior, decision: Decision) -> Outcome | None:
+    def _recover(self, op: Op, prior: Prior, decision: Decision) -> Outcome[Any] | None:
         """Roll the dead attempt back, or ask the probe; the outcome if that says that it is done."""
         spec = self.spec
         try:
@@ -230,7 +230,7 @@ class LeasedAttempt(Attempt):
 
     # End
 
-    def succeed(self, op: Op, value: Any) -> Outcome:
+    def succeed(self, op: Op, value: Any) -> Outcome[Any]:
         op._close()
         try:
             result = encode_result(value)

@@ -80,7 +80,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
 
     # Claim
 
-    async def _claim(self) -> AsyncOp | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
         while True:
             prior = await self.fetch_prior()
@@ -141,7 +141,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
         await self.release()
         return False
 
-    async def _claim_under_lease(self, prior: Prior, decision: Decision) -> AsyncOp | Outcome | None:
+    async def _claim_under_lease(self, prior: Prior, decision: Decision) -> AsyncOp | Outcome[Any] | None:
         """Write the claim, or fetch the row again if it has changed. None: a transaction has the lock."""
         try:
             while True:
@@ -162,7 +162,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
             await self.release()
             raise
 
-    async def _start(self, prior: Prior, decision: Decision) -> tuple[AsyncOp | Outcome | None, str]:
+    async def _start(self, prior: Prior, decision: Decision) -> tuple[AsyncOp | Outcome[Any] | None, str]:
         """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
         spec, self.prior = self.spec, prior
         if spec.governed is not None:
@@ -184,7 +184,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
         else:
             op._add_entry("lock_acquired", self.lock_detail())
         op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
-        if not spec.preconditions and not spec.terms.marks_effect and not is_sensitive:
+        if not spec.checks.before and not spec.terms.options.marks_effect and not is_sensitive:
             op._has_begun = True
             op._add_entry("effect_started")
         state = await self.write(op, "partial", lock=spec.key.lock_key)
@@ -206,7 +206,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
             await self.fail(op, error)
             raise
 
-    async def _recover(self, op: AsyncOp, prior: Prior, decision: Decision) -> Outcome | None:
+    async def _recover(self, op: AsyncOp, prior: Prior, decision: Decision) -> Outcome[Any] | None:
         """Roll the dead attempt back, or ask the probe; the outcome if that says that it is done."""
         spec = self.spec
         try:
@@ -229,7 +229,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
 
     # End
 
-    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome[Any]:
         await op._close()
         try:
             result = encode_result(value)

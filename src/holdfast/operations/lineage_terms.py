@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast.names import check_name
 
@@ -25,31 +25,30 @@ class Contract:
             raise TypeError(f"the check of a contract must be a function, not {self.check!r:.80}")
 
 
-class Lineage(NamedTuple):
-    """Empty ``outputs`` mean the dataset of the key."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The names of the datasets that an operation reads (``inputs``) and writes (``outputs``; empty: the dataset of its
+    key), and the ``contract`` that they have to meet. TypeError or ValueError when an argument is wrong."""
 
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
     contract: Contract | None = None
 
-    @classmethod
-    def check(cls, inputs: Sequence[str], outputs: Sequence[str], contract: Contract | None) -> Lineage:
-        """The arguments, checked. TypeError or ValueError when one is wrong."""
-        for names, what in ((inputs, "inputs"), (outputs, "outputs")):
+    def __post_init__(self) -> None:
+        for what in ("inputs", "outputs"):
+            names = getattr(self, what)
             if isinstance(names, str) or not isinstance(names, Sequence):
                 raise TypeError(f"{what} must be a list of names of datasets, not {names!r:.80}")
-            for name in names:
-                check_name(name, f"a name in {what}", 1000)
-        if contract is not None and not isinstance(contract, Contract):
-            raise TypeError(f"contract must be a holdfast.lineage.Contract, not {contract!r:.80}")
-        return cls(tuple(inputs), tuple(outputs), contract)
+            object.__setattr__(self, what, tuple([check_name(name, f"a name in {what}", 1000) for name in names]))
+        if self.contract is not None and not isinstance(self.contract, Contract):
+            raise TypeError(f"contract must be a holdfast.lineage.Contract, not {self.contract!r:.80}")
 
-    def detail(self) -> dict[str, Any]:
+    def _detail(self) -> dict[str, Any]:
         """The fields of a ``claimed`` entry."""
-        fields = {"inputs": list(self.inputs), "outputs": list(self.outputs), "contract": self.contract_detail()}
+        fields = {"inputs": list(self.inputs), "outputs": list(self.outputs), "contract": self._contract_detail()}
         return {name: value for name, value in fields.items() if value}
 
-    def contract_detail(self) -> Mapping[str, Any] | None:
+    def _contract_detail(self) -> Mapping[str, Any] | None:
         return None if self.contract is None else {"name": self.contract.name, "version": self.contract.version}
 
 

@@ -47,16 +47,20 @@ class Operation:
         self._blocks: list[tuple[int, Attempt | None, Op]] = []
         """The entered blocks: the caller, the attempt (None: nothing to do), its ``op``."""
 
-    def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Outcome[T]:
         """Call the function, unless the operation was done before: then the result is the recorded one. The function
-        gets ``op`` if it has a parameter of that name, and the other arguments given here."""
+        gets ``op`` if it has a parameter of that name, and the other arguments given here. Raises what the function
+        raises; OperationInProgress, OperationFailed, KeyReused or PolicyDenied when it is not called."""
         check_callable(function, "function")
         return run(self._spec(), self._tx, function, args, kwargs)
 
-    def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome]:
+    def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome[T]]:
         """Decorator: every call is an operation. Its key is ``key``, or the result of ``key`` called with the
         arguments. Unless a payload was given, the arguments are the payload, with their defaults and without the
-        ``self`` or ``cls`` of a method: the same key with other arguments is KeyReused."""
+        ``self`` or ``cls`` of a method: the same key with other arguments is KeyReused.
+
+        The types of its parameters and of its result are kept. Only that callers do not pass ``op`` cannot be said in
+        types: a type checker accepts the call of a function with ``op: Op | None = None``."""
         check_callable(function, "what is decorated")
         check_function(function)
         named = function if hasattr(function, "__qualname__") else type(function)  # a functools.partial has no name
@@ -64,7 +68,7 @@ class Operation:
         defaults = _defaults(signature)
 
         @wraps(function)
-        def run_once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+        def run_once(*args: P.args, **kwargs: P.kwargs) -> Outcome[T]:
             bound = {**defaults, **signature.bind(*args, **kwargs).arguments}  # TypeError before there is an attempt
             arguments = {each: value for each, value in bound.items() if each not in ("self", "cls")}
             key = as_key(self._key(*args, **kwargs)) if callable(self._key) else self._key
@@ -107,7 +111,7 @@ class Operation:
             raise
         return op
 
-    def _enter_settled(self, spec: OperationSpec, attempt: Attempt, outcome: Outcome) -> Op:
+    def _enter_settled(self, spec: OperationSpec, attempt: Attempt, outcome: Outcome[Any]) -> Op:
         """The operation was done before, or is skipped. The body runs all the same, with the outcome in its ``op``, and
         nothing is recorded."""
         if attempt.telemetry is not None:
@@ -123,7 +127,7 @@ class Operation:
         attempt, op = self._pop_block()
         if attempt is None:
             return
-        result: Outcome | BaseException | None = error
+        result: Outcome[Any] | BaseException | None = error
         try:
             if op._energy_clock is not None:
                 op._energy_clock.stop()
@@ -140,7 +144,7 @@ class Operation:
             if result is not None and attempt.telemetry is not None:
                 attempt.telemetry.ended(result)
 
-    def _succeed(self, attempt: Attempt, op: Op) -> Outcome:
+    def _succeed(self, attempt: Attempt, op: Op) -> Outcome[Any]:
         try:
             attempt.check_postconditions(op)
             return attempt.succeed(op, op.result)
@@ -208,10 +212,10 @@ def new_attempt(spec: OperationSpec, tx: Any) -> Attempt:
 def new_run_telemetry(spec: OperationSpec) -> RunTelemetry:
     from holdfast.operations.run_telemetry import RunTelemetry
 
-    return RunTelemetry(spec.key, sovereign=spec.terms.sovereign)
+    return RunTelemetry(spec.key, sovereign=spec.sovereign)
 
 
-def run(spec: OperationSpec, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+def run(spec: OperationSpec, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome[Any]:
     """Run an operation: attempt it until it succeeds, or its retries are used up."""
     if not telemetry.listeners:
         return _run(spec, tx, function, args, kwargs, None)
@@ -227,7 +231,7 @@ def run(spec: OperationSpec, tx: Any, function: Function, args: Any, kwargs: Any
 
 def _run(
     spec: OperationSpec, tx: Any, function: Function, args: Any, kwargs: Any, run_telemetry: RunTelemetry | None
-) -> Outcome:
+) -> Outcome[Any]:
     tries, last_error = 0, None
     while True:
         attempt = new_attempt(spec, tx)
@@ -240,14 +244,14 @@ def _run(
                 raise
             if last_error is not None and not attempt.has_begun:
                 raise error from last_error  # the retry was refused: say what failed before
-            if tries >= spec.terms.retries or not attempt.has_begun or attempt.is_remembered(error):
+            if tries >= spec.terms.retry.in_this_run or not attempt.has_begun or attempt.is_remembered(error):
                 raise
             last_error = error
+        sleep(backoff_delay(spec.terms.retry, tries, jitter(0.0, 1.0)))
         tries += 1
-        sleep(backoff_delay(tries, 0.0, 0.0, jitter(0.0, 1.0)))
 
 
-def _run_attempt(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outcome:
+def _run_attempt(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outcome[Any]:
     """One attempt, repeated while its transaction collides with others."""
     meter = attempt.spec.meter
     while True:

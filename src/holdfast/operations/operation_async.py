@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from holdfast.canonical import digest
 from holdfast.database.connections.connection_async import recognise
@@ -46,16 +46,26 @@ class AsyncOperation:
         self._blocks: list[tuple[int, AsyncAttempt | None, AsyncOp]] = []
         """The entered blocks: the caller, the attempt (None: nothing to do), its ``op``."""
 
-    async def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
+    @overload
+    async def run(self, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> Outcome[T]: ...
+
+    @overload
+    async def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Outcome[T]: ...
+
+    async def run(self, function: Callable[..., Awaitable[T] | T], /, *args: Any, **kwargs: Any) -> Outcome[T]:
         """Call the function, unless the operation was done before: then the result is the recorded one. The function
-        gets ``op`` if it has a parameter of that name, and the other arguments given here."""
+        gets ``op`` if it has a parameter of that name, and the other arguments given here. Raises what the function
+        raises; OperationInProgress, OperationFailed, KeyReused or PolicyDenied when it is not called."""
         check_callable(function, "function")
         return await run(self._spec(), self._tx, function, args, kwargs)
 
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome]]:
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome[T]]]:
         """Decorator: every call is an operation. Its key is ``key``, or the result of ``key`` called with the
         arguments. Unless a payload was given, the arguments are the payload, with their defaults and without the
-        ``self`` or ``cls`` of a method: the same key with other arguments is KeyReused."""
+        ``self`` or ``cls`` of a method: the same key with other arguments is KeyReused.
+
+        The types of its parameters and of its result are kept. Only that callers do not pass ``op`` cannot be said in
+        types: a type checker accepts the call of a function with ``op: AsyncOp | None = None``."""
         check_callable(function, "what is decorated")
         check_function(function)
         named = function if hasattr(function, "__qualname__") else type(function)  # a functools.partial has no name
@@ -63,7 +73,7 @@ class AsyncOperation:
         defaults = _defaults(signature)
 
         @wraps(function)
-        async def run_once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+        async def run_once(*args: P.args, **kwargs: P.kwargs) -> Outcome[T]:
             bound = {**defaults, **signature.bind(*args, **kwargs).arguments}  # TypeError before there is an attempt
             arguments = {each: value for each, value in bound.items() if each not in ("self", "cls")}
             key = as_key(self._key(*args, **kwargs)) if callable(self._key) else self._key
@@ -106,7 +116,7 @@ class AsyncOperation:
             raise
         return op
 
-    def _enter_settled(self, spec: AsyncOperationSpec, attempt: AsyncAttempt, outcome: Outcome) -> AsyncOp:
+    def _enter_settled(self, spec: AsyncOperationSpec, attempt: AsyncAttempt, outcome: Outcome[Any]) -> AsyncOp:
         """The operation was done before, or is skipped. The body runs all the same, with the outcome in its ``op``, and
         nothing is recorded."""
         if attempt.telemetry is not None:
@@ -122,7 +132,7 @@ class AsyncOperation:
         attempt, op = self._pop_block()
         if attempt is None:
             return
-        result: Outcome | BaseException | None = error
+        result: Outcome[Any] | BaseException | None = error
         try:
             if op._energy_clock is not None:
                 op._energy_clock.stop()
@@ -139,7 +149,7 @@ class AsyncOperation:
             if result is not None and attempt.telemetry is not None:
                 attempt.telemetry.ended(result)
 
-    async def _succeed(self, attempt: AsyncAttempt, op: AsyncOp) -> Outcome:
+    async def _succeed(self, attempt: AsyncAttempt, op: AsyncOp) -> Outcome[Any]:
         try:
             await attempt.check_postconditions(op)
             return await attempt.succeed(op, op.result)
@@ -207,10 +217,10 @@ async def new_attempt(spec: AsyncOperationSpec, tx: Any) -> AsyncAttempt:
 def new_run_telemetry(spec: AsyncOperationSpec) -> RunTelemetry:
     from holdfast.operations.run_telemetry import RunTelemetry
 
-    return RunTelemetry(spec.key, sovereign=spec.terms.sovereign)
+    return RunTelemetry(spec.key, sovereign=spec.sovereign)
 
 
-async def run(spec: AsyncOperationSpec, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+async def run(spec: AsyncOperationSpec, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome[Any]:
     """Run an operation: attempt it until it succeeds, or its retries are used up."""
     if not telemetry.listeners:
         return await _run(spec, tx, function, args, kwargs, None)
@@ -226,7 +236,7 @@ async def run(spec: AsyncOperationSpec, tx: Any, function: Function, args: Any, 
 
 async def _run(
     spec: AsyncOperationSpec, tx: Any, function: Function, args: Any, kwargs: Any, run_telemetry: RunTelemetry | None
-) -> Outcome:
+) -> Outcome[Any]:
     tries, last_error = 0, None
     while True:
         attempt = await new_attempt(spec, tx)
@@ -239,14 +249,14 @@ async def _run(
                 raise
             if last_error is not None and not attempt.has_begun:
                 raise error from last_error  # the retry was refused: say what failed before
-            if tries >= spec.terms.retries or not attempt.has_begun or attempt.is_remembered(error):
+            if tries >= spec.terms.retry.in_this_run or not attempt.has_begun or attempt.is_remembered(error):
                 raise
             last_error = error
+        await sleep(backoff_delay(spec.terms.retry, tries, jitter(0.0, 1.0)))
         tries += 1
-        await sleep(backoff_delay(tries, 0.0, 0.0, jitter(0.0, 1.0)))
 
 
-async def _run_attempt(attempt: AsyncAttempt, function: Function, args: Any, kwargs: Any) -> Outcome:
+async def _run_attempt(attempt: AsyncAttempt, function: Function, args: Any, kwargs: Any) -> Outcome[Any]:
     """One attempt, repeated while its transaction collides with others."""
     meter = attempt.spec.meter
     while True:

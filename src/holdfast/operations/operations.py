@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from holdfast.canonical import digest
 from holdfast.database.engine import Engine
@@ -23,9 +23,10 @@ from holdfast.keys import OperationKey, PlainKey, as_key
 from holdfast.names import Unset, check_limit, check_name, check_said, check_seconds
 from holdfast.operations.archive import archive_line, archived_entry, parse_archive
 from holdfast.operations.attempt import fetch_entries
-from holdfast.operations.batch import Batch, Progress
+from holdfast.operations.batch import Batch
+from holdfast.operations.batch_terms import Progress, check_batch
 from holdfast.operations.decide import LEASE_PREFIX, StoredKey
-from holdfast.operations.lineage_terms import NO_LINEAGE, Contract, Lineage
+from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.log import (
     LogCursor,
     LogEntry,
@@ -49,7 +50,17 @@ from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
 from holdfast.operations.recovery import Recovery
 from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.spec import OperationSpec
-from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
+from holdfast.operations.terms import (
+    NO_CHECKS,
+    Checks,
+    Function,
+    OnPartial,
+    OperationOptions,
+    OperationTerms,
+    Retry,
+    WhenLocked,
+    check_group,
+)
 from holdfast.runtime import telemetry
 from holdfast.runtime.concurrency import check_callable, maybe_await
 from holdfast.runtime.log import ERROR, WARNING, logger
@@ -68,16 +79,16 @@ LATEST = 1000
 COUNT_LIMIT = 100_000
 """Rows that ``health`` counts at most."""
 RECOVERY_TERMS = OperationTerms.check(
-    when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
-    keep=None, reuse=True, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False,
-    probes=False,
+    when_locked="fail", timeout=0.0, ttl=30.0, keep=None, on_partial="refuse", actor=None, justification=None,
+    retry=None, options=None, undoes=False, probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
 # ``list`` is a method inside of the class.
 Rows = list[dict[str, Any]]
 Entries = list[LogEntry]
-Outcomes = list[Outcome]
+T = TypeVar("T")
+Outcomes = list[Outcome[T]]
 Records = list[OperationRecord]
 States = list[OperationState]
 
@@ -156,7 +167,7 @@ class Operations:
     def run_many(
         self,
         items: Iterable[Any],
-        function: Function,
+        function: Callable[..., T],
         *,
         key: Callable[[Any], OperationKey | str] | None = None,
         payload: Callable[[Any], Any] | None = None,
@@ -166,18 +177,16 @@ class Operations:
         when_locked: WhenLocked = "wait",
         timeout: float | None = 15.0,
         ttl: float = 30.0,
-        max_attempts: int = 3,
-        remember_errors: Sequence[type[BaseException]] = (),
         keep: float | None = None,
-        sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
-        inputs: Sequence[str] = (),
-        outputs: Sequence[str] = (),
-        contract: Contract | None = None,
+        retry: Retry | None = None,
+        checks: Checks | None = None,
+        lineage: Lineage | None = None,
+        options: OperationOptions | None = None,
         batch: int = 500,
         progress: Progress | None = None,
-    ) -> Outcomes:
+    ) -> Outcomes[T]:
         """Run ``function(item)`` for each item, like ``client.operation(key(item)).run(function, item)`` with an effect
         outside of the database. Without ``key``, the items are the keys. Returns the outcomes in the order of the
         items; the error of a failed one is in its outcome. Only ``when_locked`` is about all of them: the lock of their
@@ -188,6 +197,9 @@ class Operations:
         leaves a whole batch half done; one that is interrupted, only the operation that was running. Operations that
         have a live owner are skipped. ``progress(done, total)`` is called after each batch. For effects in a
         transaction, open one and run each operation with ``tx``. Operations under a policy are run one by one.
+
+        The claim of a batch records that its effects may start, and each function is called once. So ValueError for
+        ``Checks(before=…)``, ``OperationOptions(marks_effect=True)`` and ``Retry(in_this_run=…)``.
         """
         all_items = list(items)
         check_callable(function, "function")
@@ -196,12 +208,11 @@ class Operations:
                 check_callable(callback, what)
         if type(batch) is not int or not 1 <= batch <= MAX_LIMIT:
             raise ValueError(f"batch must be a whole number from 1 to {MAX_LIMIT}, not {batch!r:.80}")
-        terms = {
-            "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
-            "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
-            "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
-        }  # fmt: skip
-        build_spec = self._spec_builder(terms, rollback, verify, (), (), inputs, outputs, contract)
+        build_spec = self._spec_builder(
+            rollback=rollback, verify=verify, checks=checks, lineage=lineage, in_batch=True,
+            when_locked=when_locked, timeout=timeout, ttl=ttl, keep=keep, on_partial=on_partial, actor=actor,
+            justification=justification, retry=retry, options=options,
+        )  # fmt: skip
         payloads = [Unset.UNSET if payload is None else payload(item) for item in all_items]
         specs = [
             build_spec(
@@ -382,40 +393,44 @@ class Operations:
 
     # For client.operation
 
-    def _operation(self, build_spec: SpecBuilder, key: Any, tx: Any, payload: Any) -> Operation:
+    def _operation(self, key: Any, payload: Any, tx: Any, **arguments: Any) -> Operation:
+        build_spec = self._spec_builder(**arguments)
         fingerprint = None if payload is Unset.UNSET else digest(payload, "payload")
         return Operation(build_spec, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
     def _spec_builder(
-        self, terms: Mapping[str, Any], rollback: Function | str | None, verify: Function | None,
-        preconditions: Sequence[Function], postconditions: Sequence[Function], inputs: Sequence[str],
-        outputs: Sequence[str], contract: Contract | None,
+        self, *, rollback: Function | str | None, verify: Function | None, checks: Checks | None,
+        lineage: Lineage | None, in_batch: bool = False, **terms: Any,
     ) -> SpecBuilder:  # fmt: skip
         """Check the arguments of an operation. Returns a function that builds its spec, because key and payload are
-        known only when it is run. TypeError or ValueError when an argument is wrong."""
+        known only when it is run. ``terms``: see OperationTerms. TypeError or ValueError when an argument is wrong."""
         undo, probe, name = self._resolve_handlers(rollback, verify)
-        has_lineage = not (inputs == outputs == () and contract is None)  # hot: most operations have none
-        lineage = Lineage.check(inputs, outputs, contract) if has_lineage else NO_LINEAGE
-        checks = () if contract is None or contract.check is None else (contract.check,)
-        for function in (*preconditions, *postconditions, *checks):
-            check_callable(function, "a condition")
+        conditions = check_group(checks, NO_CHECKS, "checks")
+        datasets = check_group(lineage, NO_LINEAGE, "lineage", "holdfast.lineage")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
-        before, after = tuple(preconditions), tuple(postconditions)
+        contract = datasets.contract
+        for condition in (*conditions.before, *conditions.after):
+            check_callable(condition, "a condition")
+        if contract is not None and contract.check is not None:
+            check_callable(contract.check, "the check of a contract")
+        if in_batch:
+            check_batch(checked, conditions)
 
         def build_spec(key: OperationKey | PlainKey, fingerprint: str | None, payload: object) -> OperationSpec:
             """The spec, governed by the client's policy. The policy decides whether the dataset is sovereign: whether
             its operations exclude each other."""
             spec = OperationSpec(
-                self._engine, key, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage, meter=self._meter,
+                self._engine, key, fingerprint, checked, undo, name, probe, conditions, lineage=datasets,
+                meter=self._meter,
             )  # fmt: skip
-            if self._rules is None and not checked.sovereign:
+            if self._rules is None and not checked.options.sovereign:
                 return spec
             from holdfast.governance.policy import govern
 
-            policy = govern(self._rules, key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs)
-            sovereign = policy is not None and policy.demands.sovereign
-            return spec._replace(governed=policy, terms=checked._replace(sovereign=sovereign))
+            policy = govern(
+                self._rules, key, sovereign=checked.options.sovereign, payload=payload, outputs=datasets.outputs
+            )
+            return spec._replace(governed=policy, sovereign=policy is not None and policy.demands.sovereign)
 
         return build_spec
 
@@ -451,13 +466,13 @@ class Operations:
     def _recovery(self, record: OperationRecord) -> Recovery:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
         key = StoredKey(record.key, record.label, dataset=record.dataset)
-        terms = RECOVERY_TERMS._replace(sovereign=self._is_sovereign(record))
         lease = record.owner or f"{LEASE_PREFIX}{record.key[:32]}"
         return Recovery(
             OperationSpec(
-                self._engine, key, None, terms, handlers.rollback, record.rollback, handlers.verify, lease=lease
+                self._engine, key, None, RECOVERY_TERMS, handlers.rollback, record.rollback, handlers.verify,
+                lease=lease, sovereign=self._is_sovereign(record),
             )
-        )
+        )  # fmt: skip
 
     def _is_sovereign(self, record: OperationRecord) -> bool:
         """By the policy as it is now, or by the entries; true also when those cannot be parsed."""

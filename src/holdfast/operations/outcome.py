@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from holdfast.timestamps import as_datetime
 
 Row = Mapping[str, Any]
+T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+@dataclass(frozen=True, slots=True, repr=False)
+class Outcome(Generic[T_co]):
     """How a run ended. ``status``: "success"; "skipped", another owner had the lock; "expired", it was done and the
     result is not kept any more (``reuse=False``); in a batch also "failed"."""
 
@@ -23,12 +24,26 @@ class Outcome:
     attempt: int
     committed: bool = True
     """False when it is part of a transaction that the caller still has to commit."""
-    value: Any = field(default=None, repr=False)
+    value: T_co | None = None
+    """The result, or None when there is none."""
     error: Exception | None = None
     """In a batch: why there is no result."""
 
+    def __repr__(self) -> str:
+        """Without a result when there is none, and with the other fields only where they say something."""
+        fields: dict[str, object] = {"status": self.status, "attempt": self.attempt}
+        if self.status == "success":
+            fields["result"] = self.value
+        if self.replayed:
+            fields["replayed"] = True
+        if not self.committed:
+            fields["committed"] = False
+        if self.error is not None:
+            fields["error"] = self.error
+        return f"Outcome({', '.join([f'{name}={value!r}' for name, value in fields.items()])})"
+
     @property
-    def result(self) -> Any:
+    def result(self) -> T_co:
         """What the function returned, now or when it ran. RuntimeError when it was skipped or has expired; its error
         when it failed."""
         if self.error is not None:
@@ -37,7 +52,7 @@ class Outcome:
             raise RuntimeError("the operation was skipped because another owner has its lock: there is no result")
         if self.status == "expired":
             raise RuntimeError("the operation was done, and its result is not kept any more")
-        return self.value
+        return self.value  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,12 +92,12 @@ class TransactionAttempt(Attempt, ABC):
 
     def _lock_dataset(self) -> bool:
         """Lock a sovereign dataset as a whole, under the lock of the operation. True also if it is not sovereign."""
-        claim = self.spec.dataset_claim if self.spec.terms.sovereign else None
+        claim = self.spec.dataset_claim if self.spec.sovereign else None
         if claim is None:
             return True
         return TransactionClaim.from_row(self._connection.write("operation_begin", claim)).is_free
 
-    def _start(self, decision: Decision, prior: Prior, asked_at: float) -> Op | Outcome:
+    def _start(self, decision: Decision, prior: Prior, asked_at: float) -> Op | Outcome[Any]:
         """The lock is ours: recover a dead attempt, and begin the next one."""
         spec = self.spec
         if self._policy is not None:
@@ -211,7 +211,7 @@ class OwnTransaction(TransactionAttempt):
         """``operation_end`` was sent: an error from here on is not one of the function."""
         self._collisions = 0
 
-    def _claim(self) -> Op | Outcome:
+    def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -243,7 +243,7 @@ class OwnTransaction(TransactionAttempt):
                 return outcome
             tries += 1
 
-    def succeed(self, op: Op, value: Any) -> Outcome:
+    def succeed(self, op: Op, value: Any) -> Outcome[Any]:
         parameters = self._success(op, value)
         self._is_ending = True
         self._transaction.commit("operation_end", parameters)

@@ -91,12 +91,12 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
 
     async def _lock_dataset(self) -> bool:
         """Lock a sovereign dataset as a whole, under the lock of the operation. True also if it is not sovereign."""
-        claim = self.spec.dataset_claim if self.spec.terms.sovereign else None
+        claim = self.spec.dataset_claim if self.spec.sovereign else None
         if claim is None:
             return True
         return TransactionClaim.from_row(await self._connection.write("operation_begin", claim)).is_free
 
-    async def _start(self, decision: Decision, prior: Prior, asked_at: float) -> AsyncOp | Outcome:
+    async def _start(self, decision: Decision, prior: Prior, asked_at: float) -> AsyncOp | Outcome[Any]:
         """The lock is ours: recover a dead attempt, and begin the next one."""
         spec = self.spec
         if self._policy is not None:
@@ -212,7 +212,7 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
         """``operation_end`` was sent: an error from here on is not one of the function."""
         self._collisions = 0
 
-    async def _claim(self) -> AsyncOp | Outcome:
+    async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
         while True:
             asked_at = now()
@@ -244,7 +244,7 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
                 return outcome
             tries += 1
 
-    async def succeed(self, op: AsyncOp, value: Any) -> Outcome:
+    async def succeed(self, op: AsyncOp, value: Any) -> Outcome[Any]:
         parameters = self._success(op, value)
         self._is_ending = True
         await self._transaction.commit("operation_end", parameters)

@@ -124,7 +124,7 @@ class PolicyChecks:
             "moment": moment, "key": key.digest, "label": key.label, "dataset": key.dataset,
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
             "params_hash": key.params_hash, "attempt": max(prior.attempt, self._tries) + 1, "failures": prior.failures,
-            "sovereign": terms.sovereign, "actor": terms.actor, "justification": terms.justification,
+            "sovereign": self._spec.sovereign, "actor": terms.actor, "justification": terms.justification,
             "exposed": governed.exposed, "inputs": self._spec.lineage.inputs, "outputs": self._spec.lineage.outputs,
             **more,
         })  # fmt: skip

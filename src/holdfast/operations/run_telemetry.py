@@ -80,7 +80,7 @@ class RunTelemetry:
                 }
             self._publish("operation.left", run=self.run, held=op._held_seconds())
 
-    def ended(self, result: Outcome | BaseException) -> None:
+    def ended(self, result: Outcome[Any] | BaseException) -> None:
         """The run is over, with this outcome or error."""
         self.attempt_left()
         error = result if isinstance(result, BaseException) else result.error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ from holdfast.operations import result_codec
 from holdfast.operations.decide import LEASE_PREFIX, Key
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.op_async import AsyncOp
-from holdfast.operations.terms import Function, OperationTerms
+from holdfast.operations.terms import NO_CHECKS, Checks, Function, OperationTerms
 
 if TYPE_CHECKING:
     from holdfast.governance.policy import GovernedOperation
@@ -37,11 +36,12 @@ class AsyncOperationSpec(NamedTuple):
     rollback_name: str | None = None
     """The name under which rollback and probe are registered."""
     verify: Function | None = None
-    preconditions: Sequence[Function] = ()
-    postconditions: Sequence[Function] = ()
+    checks: Checks = NO_CHECKS
     lease: str | None = None
     """The name of its lease, where that does not follow from its key: in a batch, or in a recovery."""
     lineage: Lineage = NO_LINEAGE
+    sovereign: bool = False
+    """Whether its dataset is sovereign, by the policy or by its options: it is locked as a whole."""
     governed: GovernedOperation | None = None
     """The policy and its demands; None when no policy applies."""
     meter: Meter | None = None
@@ -55,7 +55,7 @@ class AsyncOperationSpec(NamedTuple):
     @property
     def dataset_claim(self) -> Row | None:
         """Parameters of ``operation_begin`` that lock a sovereign dataset as a whole; None if it is not sovereign."""
-        if not self.terms.sovereign or self.key.dataset is None:
+        if not self.sovereign or self.key.dataset is None:
             return None
         lock = lock_key(self.key.dataset, "")
         return {"key": "", "lock": lock, "lease": lease_name_of(lock)}
@@ -80,9 +80,9 @@ class AsyncOperationSpec(NamedTuple):
                 "version": version, "bucket": bucket,
             }  # fmt: skip
             detail = {name: value for name, value in fields.items() if value is not None}
-        if any(self.lineage):
-            detail = (detail or {}) | self.lineage.detail()
-        if not terms.sovereign:
+        if self.lineage != NO_LINEAGE:
+            detail = (detail or {}) | self.lineage._detail()
+        if not self.sovereign:
             return [("claimed", detail)]
         return [("claimed", detail), ("sovereignty", {"dataset": self.key.dataset, "sovereignty_event": True})]
 

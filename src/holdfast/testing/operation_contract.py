@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast import Checks, OperationOptions, Retry
 
 Connect = Callable[..., Any]
 
@@ -153,13 +154,13 @@ class OperationContract:
         client, key, effects = connect(url), name(), Effects()
         for attempt in (1, 2):
             with pytest.raises(ValueError, match="broken"):
-                client.operation(key, max_attempts=2).run(effects.do(attempt, ValueError("broken")))
+                client.operation(key, retry=Retry(attempts=2)).run(effects.do(attempt, ValueError("broken")))
             record = client.operations.get(key)
             assert (record.status, record.attempt, record.error["message"]) == ("failure", attempt, "broken")
         with pytest.raises(holdfast.OperationFailed, match=r"tried 2 times, the last time with ValueError: broken"):
-            client.operation(key, max_attempts=2).run(effects.do(3))
+            client.operation(key, retry=Retry(attempts=2)).run(effects.do(3))
         assert effects == [1, 2]
-        assert client.operation(key, max_attempts=3).run(effects.do(3)).attempt == 3
+        assert client.operation(key, retry=Retry(attempts=3)).run(effects.do(3)).attempt == 3
 
     def test_retries_within_a_run(self, connect: Connect, url: str) -> None:
         client, key, calls = connect(url), name(), [ValueError(1), ValueError(2)]
@@ -169,20 +170,20 @@ class OperationContract:
                 raise calls.pop()
             return "done"
 
-        outcome = client.operation(key, retries=2).run(work)
+        outcome = client.operation(key, retry=Retry(in_this_run=2)).run(work)
         assert (outcome.result, outcome.attempt, outcome.replayed) == ("done", 3, False)
 
     def test_a_remembered_error_is_for_good_and_a_passing_one_never_is(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
         with pytest.raises(LookupError):
-            client.operation(key, remember_errors=[LookupError]).run(effects.do(1, KeyError("no such customer")))
+            client.operation(key, retry=Retry(remember=[LookupError])).run(effects.do(1, KeyError("no such customer")))
         with pytest.raises(holdfast.OperationFailed, match="remembered: KeyError: 'no such customer'") as refused:
             client.operation(key).run(effects.do(2))
         assert (refused.value.error or {})["type"] == "KeyError"
-        passing = name()
+        passing, remembers = name(), Retry(remember=[Exception])
         with pytest.raises(ConnectionError):
-            client.operation(passing, remember_errors=[Exception]).run(effects.do(3, ConnectionResetError("gone")))
-        assert client.operation(passing, remember_errors=[Exception]).run(effects.do(4)).result == 4
+            client.operation(passing, retry=remembers).run(effects.do(3, ConnectionResetError("gone")))
+        assert client.operation(passing, retry=remembers).run(effects.do(4)).result == 4
         assert effects == [1, 3, 4]
 
     def test_while_somebody_else_is_at_it(self, connect: Connect, url: str) -> None:
@@ -303,11 +304,11 @@ class OperationContract:
             raise ValueError("an hour old")
 
         with pytest.raises(holdfast.OperationFailed, match="precondition 'has_rows' does not hold"):
-            client.operation(key, preconditions=[has_rows]).run(effects.do(1))
+            client.operation(key, checks=Checks(before=[has_rows])).run(effects.do(1))
         assert effects == []
         with pytest.raises(holdfast.OperationFailed, match="'is_fresh' does not hold: ValueError: an hour old"):
-            client.operation(key, postconditions=[is_fresh]).run(effects.do(2))
-        outcome = client.operation(key, preconditions=[lambda: None], postconditions=[lambda: True]).run(effects.do(3))
+            client.operation(key, checks=Checks(after=[is_fresh])).run(effects.do(2))
+        outcome = client.operation(key, checks=Checks(before=[lambda: None], after=[lambda: True])).run(effects.do(3))
         assert (outcome.attempt, effects) == (3, [2, 3])
         conditions = [each for each in client.operations.history(key) if each.kind.endswith("condition")]
         details = [json.loads(each.detail) for each in conditions]
@@ -330,7 +331,7 @@ class OperationContract:
         threading.Event().wait(0.01)
         with pytest.raises(ValueError, match="broken"):
             client.operation(key).run(effects.do(0, ValueError("broken")))
-        outcome = client.operation(key, keep=3600, max_attempts=2).run(effects.do(2))
+        outcome = client.operation(key, keep=3600, retry=Retry(attempts=2)).run(effects.do(2))
         assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 4), "it has failed once since"
         assert client.operation(key).run(effects.do(3)).result == 2
 
@@ -339,12 +340,12 @@ class OperationContract:
         client.operation(key, keep=0.001, payload=1).run(effects.do(1))
         threading.Event().wait(0.01)
         for _ in range(2):
-            outcome = client.operation(key, reuse=False, payload=1).run(effects.do(2))
+            outcome = client.operation(key, options=OperationOptions(reuse=False), payload=1).run(effects.do(2))
             assert (outcome.status, outcome.replayed, effects) == ("expired", True, [1])
             with pytest.raises(RuntimeError, match="not kept any more"):
                 _ = outcome.result
             with pytest.raises(holdfast.KeyReused):
-                client.operation(key, reuse=False, payload=2).run(effects.do(2))
+                client.operation(key, options=OperationOptions(reuse=False), payload=2).run(effects.do(2))
             client.operations.expire()
 
     def test_of_many_at_once_one_does_it_and_all_have_its_result(self, connect: Connect, url: str) -> None:
@@ -435,8 +436,9 @@ class OperationContract:
         client, key, effects = connect(url), name(), Effects()
         leave_half_done(url, key)
         for unclear in (1, [7], "t"):
+            operation = client.operation(key, verify=lambda answer=unclear: answer, retry=Retry(attempts=9))
             with pytest.raises(TypeError, match=r"verify must return True, op.done\(result\), False or None"):
-                client.operation(key, verify=lambda answer=unclear: answer, max_attempts=9).run(effects.do("again"))
+                operation.run(effects.do("again"))
         assert (effects, client.operations.get(key).status) == ([], "partial")
 
     def test_a_failure_with_a_rollback_is_undone_before_it_is_tried_again(self, connect: Connect, url: str) -> None:
@@ -449,7 +451,7 @@ class OperationContract:
     def test_what_says_itself_when_the_effect_begins_may_die_before(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
         with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
-            dies.operation(key, marks_effect=True).run(interrupted)
+            dies.operation(key, options=OperationOptions(marks_effect=True)).run(interrupted)
         assert client.operation(key).run(effects.do("done")).attempt == 2
         other = name()
 
@@ -458,7 +460,7 @@ class OperationContract:
             raise KeyboardInterrupt
 
         with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
-            dies.operation(other, marks_effect=True).run(begun)
+            dies.operation(other, options=OperationOptions(marks_effect=True)).run(begun)
         with pytest.raises(holdfast.OperationFailed, match="half done"):
             client.operation(other).run(effects.do("again"))
         assert effects == ["done"]
@@ -468,7 +470,7 @@ class OperationContract:
         for _ in range(2):
             leave_half_done(url, key, rollback=effects.do("undo"))
         with pytest.raises(holdfast.OperationFailed, match="tried 2 times"):
-            client.operation(key, rollback=effects.do("undo"), max_attempts=2).run(effects.do("done"))
+            client.operation(key, rollback=effects.do("undo"), retry=Retry(attempts=2)).run(effects.do("done"))
         assert effects == ["undo"]
 
     def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
@@ -477,10 +479,10 @@ class OperationContract:
         with holdfast.Client(url) as dies:
             for handler, key in keys.items():
                 dies.operations.register(f"{prefix} {handler}", rollback=int)
+                options = OperationOptions(marks_effect=handler == "not begun")
+                operation = dies.operation(key, rollback=f"{prefix} {handler}", options=options, payload=1)
                 with pytest.raises(KeyboardInterrupt):
-                    dies.operation(
-                        key, rollback=f"{prefix} {handler}", marks_effect=handler == "not begun", payload=1
-                    ).run(interrupted)
+                    operation.run(interrupted)
         client.operations.register(f"{prefix} undone", rollback=effects.do("undo"))
         client.operations.register(f"{prefix} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
         client.operations.register(f"{prefix} in part", rollback=effects.do("undo the half"), verify=lambda: False)
@@ -506,7 +508,7 @@ class OperationContract:
         client.operation(key, payload=1).run(effects.do(1))
         client.operations.reset(key, actor="jane", reason="wrong file")
         assert client.operations.get(key).error["reason"] == "wrong file"
-        outcome = client.operation(key, payload=2, max_attempts=1).run(effects.do(2))
+        outcome = client.operation(key, payload=2, retry=Retry(attempts=1)).run(effects.do(2))
         assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
         with running(url, other := name()), pytest.raises(holdfast.OperationInProgress):
             client.operations.reset(other, actor="jane", reason="impatient")
@@ -527,7 +529,7 @@ class OperationContract:
         with pytest.raises(LookupError, match="leaves nothing to undo: it is failure"):
             client.operations.rollback(key, actor="jane", reason="a retry")
         assert effects == [{}]
-        assert client.operation(key, max_attempts=1).run(effects.do(2)).attempt == 2, "nothing has failed"
+        assert client.operation(key, retry=Retry(attempts=1)).run(effects.do(2)).attempt == 2, "nothing has failed"
         with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
             client.operations.rollback(key, actor="jane", reason="again")
         with pytest.raises(ValueError, match="no rollback is registered as 'missing'"):

@@ -25,6 +25,7 @@ from holdfast.operations.decide import (
 )
 from holdfast.operations.log import Chain, encode_entry, hash_prefix, link_entries, parse_entries, verify_chain
 from holdfast.operations.outcome import Outcome
+from holdfast.operations.terms import Retry
 
 SEEN = NO_PRIOR._replace(attempt=1, pointer="1:x", fingerprint="f", result="6a6e756c6c")
 
@@ -33,7 +34,7 @@ def act(
     on_partial: Any = "refuse", undoes: bool = False, fingerprint: str | None = "f", reuse: bool = True, **prior: Any
 ) -> Decision:
     return decide(
-        SEEN._replace(**prior), fingerprint, max_attempts=3, on_partial=on_partial, undoes=undoes, reuse=reuse
+        SEEN._replace(**prior), fingerprint, attempts=3, on_partial=on_partial, undoes=undoes, reuse=reuse
     )  # fmt: skip
 
 
@@ -110,22 +111,59 @@ def test_what_says_nothing_about_the_operation() -> None:
     assert not is_collision(Exception(), "08006")
 
 
-@given(st.integers(0, 40), st.floats(0, 60), st.floats(0, 1))
-def test_whoever_backs_off_asks_again_in_bounded_time_and_sooner_towards_its_end(
-    asked: int, waited: float, chance: float
+RETRIES = st.builds(lambda first, more: Retry(first=first, longest=first + more), st.floats(0.001, 9), st.floats(0, 99))
+
+
+@given(RETRIES, st.integers(0, 2000), st.floats(0, 60), st.floats(0, 1))
+def test_a_pause_is_bounded_and_shrinks_towards_the_end_of_the_timeout(
+    retry: Retry, pauses: int, waited: float, chance: float
 ) -> None:
-    found = backoff_delay(asked, waited, 60.0, chance)
-    assert 0 < found <= 1.5
-    assert backoff_delay(asked, 0.0, 60.0, chance) >= found
-    assert backoff_delay(asked + 1, waited, 60.0, chance) >= found
-    assert backoff_delay(asked, waited, 60.0, chance + 1.0) >= 1.5 * found, "chance tells those apart who began at once"
+    delay = backoff_delay(retry, pauses, chance, waited=waited, timeout=60.0)
+    assert 0 <= delay <= chance * retry.longest
+    assert backoff_delay(retry, pauses, chance, waited=0.0, timeout=60.0) >= delay
+    assert backoff_delay(retry, pauses + 1, chance, waited=waited, timeout=60.0) >= delay
+    limit = backoff_delay(retry, pauses, 1.0, waited=waited, timeout=60.0)
+    assert limit > 0
+    assert delay == pytest.approx(chance * limit), "full jitter: chance spreads callers that began together"
+
+
+def test_a_pause_doubles_from_the_first_to_the_longest() -> None:
+    retry = Retry(first=0.5, longest=3.0)
+    assert [backoff_delay(retry, pauses, 1.0) for pauses in (0, 1, 2, 3, 9, 10_000)] == [0.5, 1.0, 2.0, 3.0, 3.0, 3.0]
+    assert backoff_delay(retry, 0, 1.0, waited=30.0, timeout=60.0) == 0.25
+    assert backoff_delay(retry, 0, 1.0, waited=90.0, timeout=60.0) == 0.025, "never nothing, or it would spin"
+    assert backoff_delay(Retry(), 0, 1.0) == 0.05
+    assert backoff_delay(Retry(), 99, 1.0) == 30.0
 
 
 def test_the_result_of_what_was_skipped_or_failed_is_an_error() -> None:
+    skipped: Outcome[int] = Outcome("skipped", False, 0)
     with pytest.raises(RuntimeError, match="skipped"):
-        _ = Outcome("skipped", False, 0).result
+        _ = skipped.result
+    failed: Outcome[int] = Outcome("failed", False, 1, error=ValueError("why"))
     with pytest.raises(ValueError, match="why"):
-        _ = Outcome("failed", False, 1, error=ValueError("why")).result
+        _ = failed.result
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (Outcome("success", False, 1, value=42), "Outcome(status='success', attempt=1, result=42)"),
+        (Outcome("success", False, 1), "Outcome(status='success', attempt=1, result=None)"),
+        (
+            Outcome("success", True, 3, committed=False, value="x"),
+            "Outcome(status='success', attempt=3, result='x', replayed=True, committed=False)",
+        ),
+        (Outcome("skipped", False, 0), "Outcome(status='skipped', attempt=0)"),
+        (Outcome("expired", True, 2), "Outcome(status='expired', attempt=2, replayed=True)"),
+        (
+            Outcome("failed", False, 1, error=ValueError("no")),
+            "Outcome(status='failed', attempt=1, error=ValueError('no'))",
+        ),
+    ],
+)
+def test_an_outcome_shows_what_is_unusual_of_it(outcome: Outcome[object], text: str) -> None:
+    assert repr(outcome) == text
 
 
 JSON = st.recursive(

@@ -85,7 +85,7 @@ def test_the_function_alone_is_counted_in_every_way_to_run_it(sqlite_url: str) -
         return True
 
     with holdfast.Client(sqlite_url, energy=METER) as client, connected(sqlite_url) as mine:
-        client.operation("outside", preconditions=[slow], postconditions=[slow]).run(burn_beside)
+        client.operation("outside", checks=holdfast.Checks(before=[slow], after=[slow])).run(burn_beside)
         client.operation("own", tx=mine).run(burn_beside)
         mine.execute("begin")
         client.operation("joined", tx=mine).run(burn_beside)
@@ -163,7 +163,7 @@ def test_whoever_listens_is_told_what_all_attempts_of_a_run_cost(sqlite_url: str
     stop = holdfast.telemetry.listen(lambda event, fields: heard.append({"event": event, **fields}))
     try:
         with holdfast.Client(sqlite_url, energy=METER) as client:
-            client.operation("a", retries=1).run(flaky)
+            client.operation("a", retry=holdfast.Retry(in_this_run=1)).run(flaky)
             with client.operation("b"):
                 burn()
             client.operations.run_many(["c"], lambda _: burn())

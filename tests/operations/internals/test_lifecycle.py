@@ -47,7 +47,9 @@ def test_everything_comes_in_its_order_and_is_told_when_the_lock_is_free(either:
 
         subject = key(dataset)
         given = client.operation(
-            subject, tx=mine if way == "own" else None, preconditions=[at("before")], postconditions=[at("after")]
+            subject,
+            tx=mine if way == "own" else None,
+            checks=holdfast.Checks(before=[at("before")], after=[at("after")]),
         )
         stop, asked_at = telemetry.listen(hear), now()
         try:

@@ -97,9 +97,13 @@ def test_a_wrong_moment_is_named(sqlite_url: str, wrong: Any) -> None:
 def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:
     parts: dict[str, Any] = {"pipeline": "etl", "task": "load", "dataset": "graves", "operation": "upsert"}
     with pytest.raises(ValueError, match="dataset 'graves' is sovereign and is locked as a whole"):
-        client.operation(holdfast.OperationKey(**parts, shards=4), sovereign=True).run(fail)
+        client.operation(
+            holdfast.OperationKey(**parts, shards=4), options=holdfast.OperationOptions(sovereign=True)
+        ).run(fail)
     key = holdfast.OperationKey(**parts)
-    client.operation(key, sovereign=True, actor="jane", justification="the council agreed").run(lambda: 1)
+    client.operation(
+        key, options=holdfast.OperationOptions(sovereign=True), actor="jane", justification="the council agreed"
+    ).run(lambda: 1)
     [state] = client.operations.replay(key)
     assert (state.sovereignty, client.operations.replay("done")[0].sovereignty) == (True, False)
     marks = {each.kind: json.loads(each.detail) for each in client.operations.history(key)}

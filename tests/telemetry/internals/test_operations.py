@@ -69,7 +69,7 @@ def test_an_operation_is_told_from_its_start_to_its_end_under_what_its_key_says(
 def test_a_plain_key_has_no_labels_and_a_sovereign_one_says_so(sqlite_url: str, told: Told) -> None:
     with holdfast.Client(sqlite_url) as client:
         client.operation("plain").run(one)
-        client.operation(KEY, sovereign=True).run(one)
+        client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(one)
     plain, sovereign = told.of("operation.ended")
     [metric] = [each for each in telemetry.METRICS if each.name == "operations"]
     assert metric.labelled({**plain, "env": "test"}) == {
@@ -82,14 +82,14 @@ def test_a_plain_key_has_no_labels_and_a_sovereign_one_says_so(sqlite_url: str, 
 @pairs
 def test_failures_retries_and_what_is_done_anew_are_told_apart(connect: Connect, either: str, told: Told) -> None:
     client, tries = connect(either), iter([fail, fail, one])
-    assert client.operation("a", retries=2).run(lambda: next(tries)()).result == 1
+    assert client.operation("a", retry=holdfast.Retry(in_this_run=2)).run(lambda: next(tries)()).result == 1
     assert told.count("retry_events") == {("failure",): 2}
     assert told.count("operations") == {("success",): 1}
     assert [each["attempt"] for each in told.of("operation.begun")] == [1, 2, 3]
     with pytest.raises(ArithmeticError):
-        client.operation("b", remember_errors=(ArithmeticError,)).run(fail)
+        client.operation("b", retry=holdfast.Retry(remember=(ArithmeticError,))).run(fail)
     with pytest.raises(holdfast.OperationFailed):
-        client.operation("b", remember_errors=(ArithmeticError,)).run(one)
+        client.operation("b", retry=holdfast.Retry(remember=(ArithmeticError,))).run(one)
     with pytest.raises(holdfast.KeyReused):
         client.operation("a", payload=1).run(one)
     assert told.count("operations") == {("success",): 1, ("failed",): 1, ("refused",): 2}
@@ -120,7 +120,7 @@ def test_what_a_dead_owner_left_is_told_with_what_becomes_of_it(connect: Connect
     client = connect(either)
     for key in ("refused", "undone", "verified"):
         leave_half_done(either, key)
-    leave_half_done(either, "recovered", marks_effect=True)
+    leave_half_done(either, "recovered", options=holdfast.OperationOptions(marks_effect=True))
     assert told.count("operations") == {("interrupted",): 4}
     with pytest.raises(holdfast.OperationFailed):
         client.operation("refused").run(one)
@@ -199,10 +199,10 @@ def test_of_a_batch_each_that_is_skipped_counts_once(sqlite_url: str, told: Told
 def test_one_whose_result_is_kept_no_longer_is_a_hit_and_no_replay(sqlite_url: str, told: Told) -> None:
     def expired() -> bool:
         told.clear()
-        return bool(client.operation("a", reuse=False).run(one).status == "expired")
+        return bool(client.operation("a", options=holdfast.OperationOptions(reuse=False)).run(one).status == "expired")
 
     with holdfast.Client(sqlite_url) as client:
-        client.operation("a", keep=0.001, reuse=False).run(one)
+        client.operation("a", keep=0.001, options=holdfast.OperationOptions(reuse=False)).run(one)
         eventually(expired, "it to expire")
     assert (told.count("operations"), told.count("idem_cache_hits")) == ({("expired",): 1}, {(): 1})
     assert not told.count("idempotent_replays")
@@ -214,7 +214,7 @@ def test_what_is_done_from_outside_says_whether_the_dataset_is_sovereign(either:
     policy = holdfast.governance.Policy({"graves": {"sovereign": True, "may_reset": ["elder"]}})
     with holdfast.Client(either, policy=policy) as client:
         client.operations.register("undo", rollback=one)
-        client.operation(KEY, sovereign=True).run(one)
+        client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(one)
         client.operation("plain").run(one)
         with pytest.raises(Interrupted):
             client.operation(graves, rollback="undo").run(interrupt)
@@ -234,7 +234,7 @@ def test_a_batch_that_cannot_ask_leaves_no_run_open(
 
     with holdfast.Client(sqlite_url) as client:
         with pytest.raises(ArithmeticError):
-            client.operation("a", remember_errors=(ArithmeticError,)).run(fail)
+            client.operation("a", retry=holdfast.Retry(remember=(ArithmeticError,))).run(fail)
         monkeypatch.setattr(PolicyChecks, "review_refusal", unanswered)
         with pytest.raises(holdfast.EngineError):
             client.operations.run_many(["a"], one)

@@ -61,8 +61,8 @@ def test_a_span_says_what_became_of_the_operation_and_has_what_is_inside_for_chi
     sqlite_url: str, traced: Traced
 ) -> None:
     with holdfast.Client(sqlite_url) as client, traced.mine.start_as_current_span("around"):
-        client.operation(KEY, sovereign=True).run(traced.work)
-        client.operation(KEY, sovereign=True).run(traced.work)
+        client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(traced.work)
+        client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(traced.work)
         assert trace.get_current_span().name == "around"  # type: ignore[attr-defined]
     found = traced.ended()
     first, second = found["holdfast.operation"]
@@ -98,7 +98,7 @@ def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: 
 
     with holdfast.Client(sqlite_url) as client:
         with pytest.raises(ArithmeticError):
-            client.operation("a", retries=2).run(fail)
+            client.operation("a", retry=holdfast.Retry(in_this_run=2)).run(fail)
         with pytest.raises(ArithmeticError), client.operation("b"):
             fail("block")
     found = traced.ended()

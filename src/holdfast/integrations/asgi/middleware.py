@@ -64,8 +64,9 @@ class IdempotencyMiddleware:
         self._linger = number("linger", linger, 0.0, DAY)
         self._terms: dict[str, Any] = {
             "when_locked": "wait" if number("wait", wait, 0.0, DAY) else "fail", "timeout": wait,
-            "keep": None if keep is None else number("keep", keep, 0.001, 3650 * DAY), "reuse": False,
-            "ttl": number("ttl", ttl, 0.05, DAY), "max_attempts": UNLIMITED_ATTEMPTS,
+            "keep": None if keep is None else number("keep", keep, 0.001, 3650 * DAY),
+            "ttl": number("ttl", ttl, 0.05, DAY), "retry": holdfast.Retry(attempts=UNLIMITED_ATTEMPTS),
+            "options": holdfast.OperationOptions(reuse=False),
         }  # fmt: skip
         self._working: set[asyncio.Task[None]] = set()
 
