@@ -196,6 +196,7 @@ class Client:
         key: OperationKey | str | Callable[..., OperationKey | str],
         *,
         tx: Any = None,
+        join: bool | None = None,
         payload: Any = Unset.UNSET,
         rollback: Function | str | None = None,
         verify: Function | None = None,
@@ -204,6 +205,7 @@ class Client:
         timeout: float | None = 15.0,
         ttl: float = 30.0,
         keep: float | None = None,
+        on_lost: OnLost = "flag",
         actor: str | None = None,
         justification: str | None = None,
         retry: Retry | None = None,
@@ -216,7 +218,10 @@ class Client:
         ``tx``: a connection. The claim, what the function writes and the result are one transaction: exactly once.
         Without it the effect is elsewhere: at most one live attempt, under a lease of ``ttl`` seconds. After a crash
         ``on_partial`` decides: ``rollback`` (a function, or the name of a registered one) undoes the attempt,
-        ``verify`` says whether it is done, or it is refused.
+        ``verify`` says whether it is done, or it is refused. ``join``: whether a transaction has to be open on ``tx``,
+        of which the operation becomes a part: True or False, ValueError otherwise; None: either. ``on_lost``: what
+        happens when the lease is lost: "flag" (``op.lost``), "cancel" (asyncio: the function is cancelled, and the loss
+        raised), "exit" (this process ends), or a callable, which is called with ``op``.
 
         ``payload``: must be the same in every retry, otherwise KeyReused. ``when_locked``: what to do while another
         attempt runs: "wait" or "backoff" for its result (``timeout`` seconds at most), "skip", "fail", "escalate".
@@ -230,8 +235,8 @@ class Client:
         operations = self._operations or self.operations
         return operations._operation(
             key, payload, tx, rollback=rollback, verify=verify, on_partial=on_partial, when_locked=when_locked,
-            timeout=timeout, ttl=ttl, keep=keep, actor=actor, justification=justification, retry=retry, checks=checks,
-            lineage=lineage, options=options,
+            timeout=timeout, ttl=ttl, keep=keep, join=join, on_lost=on_lost, actor=actor, justification=justification,
+            retry=retry, checks=checks, lineage=lineage, options=options,
         )  # fmt: skip
 
     def guard(

@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import leave_half_done
 from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
-from tests.user_connections import ask, settled
+from tests.user_connections import ask, entered, settled
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,6 +39,35 @@ async def test_one_that_is_open_is_joined_and_its_commit_is_the_callers(kind: st
         await each.write("more")
         assert (await run("again")).committed, "what was done before is committed, whatever becomes of this one"
         await each.rollback()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_join_says_whether_a_transaction_has_to_be_open(kind: str, tmp_path: Path) -> None:
+    if kind == "sqlite3-autocommit-off":
+        pytest.skip("one is always open there, and none of them is the caller's")
+    async with opened(kind, tmp_path) as each:
+        own, joined = key(), key()
+
+        def run(name: str, join: bool | None, what: str) -> Any:
+            return settled(each.client.operation(name, tx=each.connection, join=join).run(work(each, what, result=7)))
+
+        with pytest.raises(ValueError, match=f"^operation '{joined}': join=True, and no transaction is open on tx: "):
+            await run(joined, True, "refused")
+        outcome = await run(own, False, "own")
+        assert (outcome.result, outcome.committed) == (7, True)
+        await each.begin()
+        await each.write("mine")
+        with pytest.raises(ValueError, match=f"^operation '{joined}': join=False, and a transaction is open on tx: "):
+            await run(joined, False, "refused")
+        outcome = await run(joined, True, "joined")
+        assert (outcome.result, outcome.committed) == (7, False)
+        assert (logged(each.url, own), logged(each.url, joined)) == ([("success", 1)], [])
+        await each.commit()
+        assert each.rows() == ["joined", "mine", "own"]
+        assert logged(each.url, joined) == [("success", 1)]
+        with pytest.raises(ValueError, match="join=True, and no transaction is open on tx"):
+            async with entered(each.client.operation(key(), tx=each.connection, join=True)):
+                pytest.fail("the block was entered")
 
 
 @pytest.mark.parametrize("kind", FEW)

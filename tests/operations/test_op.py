@@ -8,8 +8,8 @@ from typing import Any
 import holdfast
 
 PUBLIC = {
-    "attempt", "checkpoint", "checkpoints", "done", "effect_started", "emit", "fence", "key", "replayed", "result",
-    "status",
+    "attempt", "check", "checkpoint", "checkpoints", "done", "effect_started", "emit", "fence", "key", "lost",
+    "replayed", "result", "status",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Checks, OperationOptions, Retry
+from holdfast import AsyncOp, Checks, OperationOptions, Retry
 from holdfast.lineage import Contract, Lineage
 
 Connect = Callable[..., Any]
@@ -48,12 +48,30 @@ def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
         ({"verify": "x"}, TypeError, "verify must be a function"),
         ({"payload": open}, TypeError, "payload is a builtin_function_or_method, which has no canonical form"),
         ({"actor": ""}, ValueError, "actor must have"),
+        ({"join": True}, ValueError, r"^join=True needs tx=, a connection"),
+        ({"join": False}, ValueError, r"^join=False needs tx=, a connection"),
+        ({"join": 1, "tx": "conn"}, TypeError, r"^join must be True, False or None, not 1$"),
+        ({"on_lost": "hope"}, ValueError, r"^on_lost must be 'flag', 'cancel', 'exit' or a callable, not 'hope'$"),
+        ({"on_lost": "exit", "tx": "conn"}, ValueError, r"^on_lost='exit' is for an operation under a lease"),
+        ({"on_lost": "cancel", "tx": "conn"}, ValueError, r"^on_lost='cancel' is for an operation under a lease"),
+        ({"on_lost": print, "tx": "conn"}, ValueError, r"^on_lost=<built-in .*> is for an operation under a lease"),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused_at_once(untouched: Any, options: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         untouched.operation("k", **options)
+
+
+def test_only_what_can_be_cancelled_and_called_takes_on_lost(tmp_path: Path) -> None:
+    async def report(op: AsyncOp) -> None: ...
+
+    client = holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}")
+    with pytest.raises(ValueError, match="on_lost='cancel' is for asyncio: a thread cannot be cancelled"):
+        client.operation("k", on_lost="cancel")
+    with pytest.raises(TypeError, match="on_lost must be a plain function"):
+        client.operation("k", on_lost=report)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_conditions_that_only_begin_when_they_are_called_are_refused(untouched: Any) -> None:

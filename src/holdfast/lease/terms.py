@@ -55,8 +55,7 @@ class LeaseTerms(NamedTuple):
         strict: bool = False,
     ) -> Self:
         ttl = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
-        if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
-            raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
+        check_on_lost(on_lost)
         if failover not in ("ttl", "session"):
             raise ValueError(f"failover must be 'ttl' or 'session', not {failover!r}")
         if not auto_renew and on_lost != "flag":
@@ -81,6 +80,11 @@ class LeaseTerms(NamedTuple):
             reenter=holder is not None,
             strict=strict,
         )
+
+
+def check_on_lost(on_lost: OnLost) -> None:
+    if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
+        raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
 
 
 class Refusal(NamedTuple):

@@ -47,6 +47,7 @@ from holdfast.runtime.concurrency import sleep
 from holdfast.runtime.log import WARNING, logger
 
 if TYPE_CHECKING:
+    from holdfast.lease.grant import LeaseGrant
     from holdfast.operations.run_telemetry import RunTelemetry
 
 log = logger("holdfast.operation")
@@ -110,6 +111,10 @@ class Attempt(ABC):
     @abstractmethod
     def fail(self, op: Op, error: BaseException) -> bool:
         """Undo and record the failure. True when the attempt collided with others and can begin again at once."""
+
+    def grants(self) -> tuple[LeaseGrant, ...]:
+        """Of the leases under which it runs. A transaction has none."""
+        return ()
 
     def drop(self) -> None:
         """Give back what is still held, wherever the attempt ended or was interrupted."""
@@ -244,10 +249,13 @@ class Attempt(ABC):
         self._is_entered = True
         _entered.set((*_entered.get(), self))
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException | None = None) -> BaseException | None:
+        """The function or block has ended, with this error. Returns the error to raise: another one if the attempt
+        itself has cancelled the function."""
         if self._is_entered:
             _entered.set(tuple([each for each in _entered.get() if each is not self]))
             self._is_entered = False  # for tasks that the function has started and that go on
+        return error
 
     def is_nested(self, *, same_key: bool = False) -> bool:
         """Whether the caller is inside of an operation that has the same lock, or the same key."""
@@ -312,7 +320,10 @@ class Attempt(ABC):
         digest = self.spec.key.digest
         states = fold(fetch_entries(self.spec.engine, digest))
         checkpoints = states[digest].checkpoints if digest in states else {}
-        return Op(self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints)
+        return Op(
+            self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints,
+            grants=self.grants(),
+        )  # fmt: skip
 
     # Errors
 

@@ -46,6 +46,7 @@ from holdfast.runtime.concurrency_async import sleep
 from holdfast.runtime.log import WARNING, logger
 
 if TYPE_CHECKING:
+    from holdfast.lease.grant_async import AsyncLeaseGrant
     from holdfast.operations.run_telemetry import RunTelemetry
 
 log = logger("holdfast.operation")
@@ -109,6 +110,10 @@ class AsyncAttempt(ABC):
     @abstractmethod
     async def fail(self, op: AsyncOp, error: BaseException) -> bool:
         """Undo and record the failure. True when the attempt collided with others and can begin again at once."""
+
+    def grants(self) -> tuple[AsyncLeaseGrant, ...]:
+        """Of the leases under which it runs. A transaction has none."""
+        return ()
 
     async def drop(self) -> None:
         """Give back what is still held, wherever the attempt ended or was interrupted."""
@@ -243,10 +248,13 @@ class AsyncAttempt(ABC):
         self._is_entered = True
         _entered.set((*_entered.get(), self))
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException | None = None) -> BaseException | None:
+        """The function or block has ended, with this error. Returns the error to raise: another one if the attempt
+        itself has cancelled the function."""
         if self._is_entered:
             _entered.set(tuple([each for each in _entered.get() if each is not self]))
             self._is_entered = False  # for tasks that the function has started and that go on
+        return error
 
     def is_nested(self, *, same_key: bool = False) -> bool:
         """Whether the caller is inside of an operation that has the same lock, or the same key."""
@@ -311,7 +319,10 @@ class AsyncAttempt(ABC):
         digest = self.spec.key.digest
         states = fold(await fetch_entries(self.spec.engine, digest))
         checkpoints = states[digest].checkpoints if digest in states else {}
-        return AsyncOp(self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints)
+        return AsyncOp(
+            self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints,
+            grants=self.grants(),
+        )  # fmt: skip
 
     # Errors
 

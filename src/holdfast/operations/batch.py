@@ -288,7 +288,7 @@ class BatchPart:
         chain = self._chains[digest] = Chain(digest, self._claimed[digest])
         op = Op(
             self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
-            save=self._save,
+            save=self._save, grants=(self._grant,),
         )  # fmt: skip
         op._has_begun = True
         return op

@@ -287,7 +287,7 @@ class AsyncBatchPart:
         chain = self._chains[digest] = Chain(digest, self._claimed[digest])
         op = AsyncOp(
             self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
-            save=self._save,
+            save=self._save, grants=(self._grant,),
         )  # fmt: skip
         op._has_begun = True
         return op

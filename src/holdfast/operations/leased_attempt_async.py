@@ -18,6 +18,7 @@ from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
+from holdfast.names import OnLost
 from holdfast.operations.attempt_async import AsyncAttempt
 from holdfast.operations.decide import (
     NO_PRIOR,
@@ -34,6 +35,7 @@ from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency_async import AsyncCancelScope
 from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.operation")
@@ -55,6 +57,11 @@ class AsyncLeasedAttempt(AsyncAttempt):
         self.grant: AsyncLeaseGrant | None = None
         self._dataset_grant: AsyncLeaseGrant | None = None
         """Of the whole dataset, if that is sovereign."""
+        self._scopes: list[AsyncCancelScope] = []
+        """Of the function, while that runs and ``on_lost="cancel"``."""
+        self._op: AsyncOp | None = None
+        self._unreported = [True]
+        """Empty when ``on_lost`` was called. A list, because ``pop`` is atomic: a thread reports each loss."""
         self.asked_at = 0.0
         """When the row was fetched."""
 
@@ -66,7 +73,24 @@ class AsyncLeasedAttempt(AsyncAttempt):
         return attempt
 
     def _lease(self, name: str) -> AsyncLease:
-        return AsyncLease(self.spec.engine, LeaseTerms.check(name, ttl=self.spec.terms.ttl), 0.0)
+        terms = self.spec.terms
+        on_lost: OnLost = self._report_loss if callable(terms.on_lost) else terms.on_lost
+        return AsyncLease(self.spec.engine, LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost), 0.0)
+
+    def _report_loss(self, _grant: AsyncLeaseGrant) -> object:
+        """Call the user's ``on_lost`` with ``op``, once: two leases may be lost. Returns what it returns, which may
+        have to be awaited. A loss before there is an ``op`` is reported by ``_start``."""
+        on_lost = self.spec.terms.on_lost
+        if self._op is None or not callable(on_lost):
+            return None
+        try:
+            self._unreported.pop()
+        except IndexError:
+            return None
+        return on_lost(self._op)
+
+    def grants(self) -> tuple[AsyncLeaseGrant, ...]:
+        return tuple([grant for grant in (self.grant, self._dataset_grant) if grant is not None])
 
     @property
     def held_grant(self) -> AsyncLeaseGrant:
@@ -168,7 +192,12 @@ class AsyncLeasedAttempt(AsyncAttempt):
         if spec.governed is not None:
             await self.policy.check_locked(prior)
         is_sensitive = spec.governed is not None and self.policy.is_sensitive
-        op = AsyncOp(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
+        grants = self.grants()
+        op = self._op = AsyncOp(
+            spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence, grants=grants
+        )
+        if op.lost:
+            spec.engine.owner.notify(self._report_loss, grants[0])
         self.prior = prior._replace(failures=prior.failed_attempts)
         if decision is not Decision.EXECUTE:
             op.attempt, op._has_begun = prior.attempt, True
@@ -226,6 +255,25 @@ class AsyncLeasedAttempt(AsyncAttempt):
             if self.grant is not None:  # else the end is written already, or was refused
                 await self._close_partial(op, error_record(error, where=decision.name.lower()))
             raise
+
+    # Around the function
+
+    def enter(self) -> None:
+        super().enter()
+        if self.spec.terms.on_lost == "cancel":
+            for grant in self.grants():
+                grant._scope.enter()
+                self._scopes.append(grant._scope)
+
+    def leave(self, error: BaseException | None = None) -> BaseException | None:
+        """LeaseLost or OwnershipUnknown in place of the cancellation that ``on_lost="cancel"`` has caused."""
+        super().leave()
+        while self._scopes:
+            try:
+                self._scopes.pop().exit(None if error is None else type(error), error, None)
+            except HoldfastError as problem:
+                error = problem
+        return error
 
     # End
 

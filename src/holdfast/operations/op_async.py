@@ -8,7 +8,7 @@ writes every checkpoint at once (``_save``), a transaction writes all entries at
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.names import check_name
@@ -20,6 +20,7 @@ from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import CALL_CLOCK, AsyncMutex, count_cpu, maybe_await
 
 if TYPE_CHECKING:
+    from holdfast.lease.grant_async import AsyncLeaseGrant
     from holdfast.operations.energy import Meter
     from holdfast.operations.energy_clock import EnergyClock
 
@@ -54,7 +55,7 @@ class AsyncOp:
     def __init__(
         self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
         checkpoints: Mapping[str, Any] | None = None, chain: Chain | None = None,
-        save: Callable[[AsyncOp], Awaitable[None]] | None = None,
+        save: Callable[[AsyncOp], Awaitable[None]] | None = None, grants: Sequence[AsyncLeaseGrant] = (),
     ) -> None:  # fmt: skip
         self.key, self.attempt, self.fence = key, attempt, fence
         self.checkpoints = dict(checkpoints) if checkpoints else {}
@@ -62,12 +63,26 @@ class AsyncOp:
         self._chain = chain or Chain(key.digest, prior.pointer)
         self._save = save
         """Writes the pending entries; None: they are written at the end."""
+        self._grants = grants
+        """Of the leases under which it runs: its own, and that of a sovereign dataset. None in a transaction."""
         self._asked_at, self._server_time = asked_at, prior.now
         self._dead_prior = prior if prior.status == "partial" else None
         """The attempt that a dead owner left without an end."""
 
     def __repr__(self) -> str:
         return f"<operation {self.key.label!r} attempt {self.attempt}>"
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease of this attempt is lost, so that another attempt may run, and also when the attempt has
+        ended. Always False in a transaction: there the commit is refused instead."""
+        return any(grant.lost for grant in self._grants)
+
+    def check(self) -> None:
+        """Raise LeaseLost when the lease of this attempt is certainly gone, OwnershipUnknown when the database has not
+        answered in time. Does nothing in a transaction."""
+        for grant in self._grants:
+            grant.check()
 
     async def effect_started(self) -> None:
         """From here on there may be an effect: if this process dies, the operation is not tried again without a

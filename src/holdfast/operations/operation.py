@@ -131,13 +131,15 @@ class Operation:
         try:
             if op._energy_clock is not None:
                 op._energy_clock.stop()
-            attempt.leave()
-            if error is not None:
-                attempt.fail(op, error)
-            else:
+            problem = result = attempt.leave(error)
+            if problem is None:
                 result = self._succeed(attempt, op)
-        except BaseException as problem:
-            result = problem if error is None else error
+            else:
+                attempt.fail(op, problem)
+                if problem is not error:
+                    raise problem
+        except BaseException as raised:
+            result = raised if result is None else result
             attempt.drop()
             raise
         finally:
@@ -192,7 +194,8 @@ def _defaults(signature: Signature) -> dict[str, Any]:
 
 def new_attempt(spec: OperationSpec, tx: Any) -> Attempt:
     """An attempt under a lease; or, on the connection ``tx``, in the transaction that is open or in one of its own.
-    RuntimeError when an operation of another thread or task runs on that connection."""
+    RuntimeError when an operation of another thread or task runs on that connection. ValueError when ``join`` says
+    otherwise than the connection."""
     spec.engine.check_usable()
     if tx is None:
         return LeasedAttempt(spec)
@@ -201,8 +204,18 @@ def new_attempt(spec: OperationSpec, tx: Any) -> Attempt:
     check_unused(connection_id)
     attempt: Attempt
     if connection.in_transaction():
+        if spec.terms.join is False:
+            raise ValueError(
+                f"operation {spec.key.label!r}: join=False, and a transaction is open on tx: commit it or roll it back "
+                "before, or omit join, and the operation is part of it"
+            )
         attempt = CallersTransaction(spec, connection)
     else:
+        if spec.terms.join is True:
+            raise ValueError(
+                f"operation {spec.key.label!r}: join=True, and no transaction is open on tx: begin one before, or omit "
+                "join, and the operation begins and commits its own"
+            )
         attempt = OwnTransaction(spec, connection, tx, connection_id)
     if not spec.engine.schema_seen:  # our own session makes the tables, or says how to: the user's would only fail
         spec.engine.call("operation_get", {"key": spec.key.digest})
@@ -270,9 +283,11 @@ def _run_attempt(attempt: Attempt, function: Function, args: Any, kwargs: Any) -
             attempt.leave()
             return attempt.succeed(op, value)
         except BaseException as error:
-            attempt.leave()
-            if not attempt.fail(op, error):
-                raise
+            problem = attempt.leave(error) or error
+            if not attempt.fail(op, problem):
+                if problem is error:
+                    raise
+                raise problem from error
         finally:
             if attempt.telemetry is not None:
                 attempt.telemetry.attempt_left()

@@ -136,13 +136,15 @@ class AsyncOperation:
         try:
             if op._energy_clock is not None:
                 op._energy_clock.stop()
-            attempt.leave()
-            if error is not None:
-                await attempt.fail(op, error)
-            else:
+            problem = result = attempt.leave(error)
+            if problem is None:
                 result = await self._succeed(attempt, op)
-        except BaseException as problem:
-            result = problem if error is None else error
+            else:
+                await attempt.fail(op, problem)
+                if problem is not error:
+                    raise problem
+        except BaseException as raised:
+            result = raised if result is None else result
             await attempt.drop()
             raise
         finally:
@@ -197,7 +199,8 @@ def _defaults(signature: Signature) -> dict[str, Any]:
 
 async def new_attempt(spec: AsyncOperationSpec, tx: Any) -> AsyncAttempt:
     """An attempt under a lease; or, on the connection ``tx``, in the transaction that is open or in one of its own.
-    RuntimeError when an operation of another thread or task runs on that connection."""
+    RuntimeError when an operation of another thread or task runs on that connection. ValueError when ``join`` says
+    otherwise than the connection."""
     spec.engine.check_usable()
     if tx is None:
         return AsyncLeasedAttempt(spec)
@@ -206,8 +209,18 @@ async def new_attempt(spec: AsyncOperationSpec, tx: Any) -> AsyncAttempt:
     check_unused(connection_id)
     attempt: AsyncAttempt
     if connection.in_transaction():
+        if spec.terms.join is False:
+            raise ValueError(
+                f"operation {spec.key.label!r}: join=False, and a transaction is open on tx: commit it or roll it back "
+                "before, or omit join, and the operation is part of it"
+            )
         attempt = AsyncCallersTransaction(spec, connection)
     else:
+        if spec.terms.join is True:
+            raise ValueError(
+                f"operation {spec.key.label!r}: join=True, and no transaction is open on tx: begin one before, or omit "
+                "join, and the operation begins and commits its own"
+            )
         attempt = AsyncOwnTransaction(spec, connection, tx, connection_id)
     if not spec.engine.schema_seen:  # our own session makes the tables, or says how to: the user's would only fail
         await spec.engine.call("operation_get", {"key": spec.key.digest})
@@ -275,9 +288,11 @@ async def _run_attempt(attempt: AsyncAttempt, function: Function, args: Any, kwa
             attempt.leave()
             return await attempt.succeed(op, value)
         except BaseException as error:
-            attempt.leave()
-            if not await attempt.fail(op, error):
-                raise
+            problem = attempt.leave(error) or error
+            if not await attempt.fail(op, problem):
+                if problem is error:
+                    raise
+                raise problem from error
         finally:
             if attempt.telemetry is not None:
                 attempt.telemetry.attempt_left()

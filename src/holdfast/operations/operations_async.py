@@ -61,7 +61,7 @@ from holdfast.operations.terms import (
     check_group,
 )
 from holdfast.runtime import telemetry
-from holdfast.runtime.concurrency_async import check_callable, maybe_await
+from holdfast.runtime.concurrency_async import AsyncCancelScope, check_callable, maybe_await
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ class AsyncOperations:
         have a live owner are skipped. ``progress(done, total)`` is called after each batch. For effects in a
         transaction, open one and run each operation with ``tx``. Operations under a policy are run one by one.
 
-        The claim of a batch records that its effects may start, and each function is called once. So ValueError for
+        The batch runs under one lease, whose loss is raised before the next function is called, and shown by
+        ``op.lost``. Its claim records that its effects may start, and each function is called once. So ValueError for
         ``Checks(before=…)``, ``OperationOptions(marks_effect=True)`` and ``Retry(in_this_run=…)``.
         """
         all_items = list(items)
@@ -403,7 +404,7 @@ class AsyncOperations:
     # For client.operation
 
     def _operation(self, key: Any, payload: Any, tx: Any, **arguments: Any) -> AsyncOperation:
-        build_spec = self._spec_builder(**arguments)
+        build_spec = self._spec_builder(has_tx=tx is not None, **arguments)
         fingerprint = None if payload is Unset.UNSET else digest(payload, "payload")
         return AsyncOperation(build_spec, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
@@ -422,6 +423,12 @@ class AsyncOperations:
             check_callable(condition, "a condition")
         if contract is not None and contract.check is not None:
             check_callable(contract.check, "the check of a contract")
+        if checked.on_lost == "cancel" and not AsyncCancelScope.cancels:
+            raise ValueError(
+                "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
+            )
+        if callable(checked.on_lost):
+            check_callable(checked.on_lost, "on_lost")
         if in_batch:
             check_batch(checked, conditions)
 

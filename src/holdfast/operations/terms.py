@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds, check_timeout
+from holdfast.lease.terms import check_on_lost
+from holdfast.names import MAX_TTL, MIN_TTL, OnLost, check_name, check_seconds, check_timeout
 
 Function = Callable[..., Any]
 WhenLocked = Literal["wait", "backoff", "skip", "fail", "escalate"]
@@ -88,6 +89,8 @@ class OperationTerms(NamedTuple):
     ttl: float
     keep: float | None
     on_partial: OnPartial
+    join: bool | None
+    on_lost: OnLost
     actor: str | None
     justification: str | None
     retry: Retry
@@ -108,9 +111,12 @@ class OperationTerms(NamedTuple):
         options: OperationOptions | None,
         undoes: bool,
         probes: bool,
+        has_tx: bool = False,
+        join: bool | None = None,
+        on_lost: OnLost = "flag",
     ) -> OperationTerms:
-        """``undoes``, ``probes``: whether there is a rollback and a verify function. ValueError or TypeError when an
-        argument is wrong."""
+        """``undoes``, ``probes``, ``has_tx``: whether there is a rollback function, a verify function and a connection.
+        ValueError or TypeError when an argument is wrong."""
         if when_locked not in _WHEN_LOCKED:
             raise ValueError(f"when_locked must be one of {', '.join(_WHEN_LOCKED)}, not {when_locked!r}")
         chosen = on_partial or ("rollback" if undoes else "verify" if probes else "refuse")
@@ -118,10 +124,19 @@ class OperationTerms(NamedTuple):
             raise ValueError(f"on_partial must be 'rollback', 'verify' or 'refuse', not {on_partial!r}")
         if (chosen == "rollback" and not undoes) or (chosen == "verify" and not probes):
             raise ValueError(f"on_partial={chosen!r} needs {chosen}=, a function")
+        if join is not None and not isinstance(join, bool):
+            raise TypeError(f"join must be True, False or None, not {join!r:.80}")
+        if join is not None and not has_tx:
+            raise ValueError(f"join={join} needs tx=, a connection: without one there is no transaction to join")
+        check_on_lost(on_lost)
+        if on_lost != "flag" and has_tx:
+            raise ValueError(
+                f"on_lost={on_lost!r:.80} is for an operation under a lease, and one with tx= has none: omit on_lost"
+            )
         return cls(
             when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL),
             None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),
-            chosen, None if actor is None else check_name(actor, "actor"),
+            chosen, join, on_lost, None if actor is None else check_name(actor, "actor"),
             None if justification is None else check_name(justification, "justification", 1000),
             check_group(retry, DEFAULT_RETRY, "retry"), check_group(options, DEFAULT_OPTIONS, "options"),
         )  # fmt: skip
