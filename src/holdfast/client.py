@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.objects.objects import Objects
     from holdfast.operations.energy import Meter
     from holdfast.operations.lineage_terms import Lineage
+    from holdfast.operations.op import Op
     from holdfast.operations.operation import Operation
     from holdfast.operations.operations import Operations
     from holdfast.operations.reviews import Reviews
@@ -205,7 +206,7 @@ class Client:
         timeout: float | None = 15.0,
         ttl: float = 30.0,
         keep: float | None = None,
-        on_lost: OnLost = "flag",
+        on_lost: OnLost[Op] = "flag",
         actor: str | None = None,
         justification: str | None = None,
         retry: Retry | None = None,

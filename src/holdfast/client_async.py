@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.objects.objects_async import AsyncObjects
     from holdfast.operations.energy import Meter
     from holdfast.operations.lineage_terms import Lineage
+    from holdfast.operations.op_async import AsyncOp
     from holdfast.operations.operation_async import AsyncOperation
     from holdfast.operations.operations_async import AsyncOperations
     from holdfast.operations.reviews_async import AsyncReviews
@@ -204,7 +205,7 @@ class AsyncClient:
         timeout: float | None = 15.0,
         ttl: float = 30.0,
         keep: float | None = None,
-        on_lost: OnLost = "flag",
+        on_lost: OnLost[AsyncOp] = "flag",
         actor: str | None = None,
         justification: str | None = None,
         retry: Retry | None = None,

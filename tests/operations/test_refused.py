@@ -70,7 +70,7 @@ def test_only_what_can_be_cancelled_and_called_takes_on_lost(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="on_lost='cancel' is for asyncio: a thread cannot be cancelled"):
         client.operation("k", on_lost="cancel")
     with pytest.raises(TypeError, match="on_lost must be a plain function"):
-        client.operation("k", on_lost=report)
+        client.operation("k", on_lost=report)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -53,6 +53,12 @@ PUBLIC = {
     "lineage.relay Relay": "run step stop status",
     "lineage.relays Relays": "list parked retry remove events verify",
     "governance.audit Audit": "list begin note end",
+    "operations.operation Operation": "run",
+    "operations.op Op": "key attempt fence status replayed result checkpoints effect_started checkpoint emit done lost "
+    "check",
+    "operations.operations Operations": "get list run_many register recover reset rollback find history read replay "
+    "verify archive expire health",
+    "operations.outcome Outcome": "status replayed attempt committed value error result",
     "operations.reviews Reviews": "list get approve reject",
     "database.migrate Migrations": "version status scripts text up down governed foundation",
     "lease.records LeaseRecord": "name holder fence acquired_at expires_at host pid info remaining",

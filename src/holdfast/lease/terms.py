@@ -82,7 +82,7 @@ class LeaseTerms(NamedTuple):
         )
 
 
-def check_on_lost(on_lost: OnLost) -> None:
+def check_on_lost(on_lost: OnLost[Any]) -> None:
     if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
         raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
 

@@ -75,7 +75,7 @@ class LeasedAttempt(Attempt):
 
     def _lease(self, name: str) -> Lease:
         terms = self.spec.terms
-        on_lost: OnLost = self._report_loss if callable(terms.on_lost) else terms.on_lost
+        on_lost: OnLost[LeaseGrant] = self._report_loss if callable(terms.on_lost) else terms.on_lost
         return Lease(self.spec.engine, LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost), 0.0)
 
     def _report_loss(self, _grant: LeaseGrant) -> object:

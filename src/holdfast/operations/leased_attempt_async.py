@@ -74,7 +74,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
 
     def _lease(self, name: str) -> AsyncLease:
         terms = self.spec.terms
-        on_lost: OnLost = self._report_loss if callable(terms.on_lost) else terms.on_lost
+        on_lost: OnLost[AsyncLeaseGrant] = self._report_loss if callable(terms.on_lost) else terms.on_lost
         return AsyncLease(self.spec.engine, LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost), 0.0)
 
     def _report_loss(self, _grant: AsyncLeaseGrant) -> object:

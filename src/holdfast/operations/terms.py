@@ -90,7 +90,7 @@ class OperationTerms(NamedTuple):
     keep: float | None
     on_partial: OnPartial
     join: bool | None
-    on_lost: OnLost
+    on_lost: OnLost[Any]
     actor: str | None
     justification: str | None
     retry: Retry
@@ -113,7 +113,7 @@ class OperationTerms(NamedTuple):
         probes: bool,
         has_tx: bool = False,
         join: bool | None = None,
-        on_lost: OnLost = "flag",
+        on_lost: OnLost[Any] = "flag",
     ) -> OperationTerms:
         """``undoes``, ``probes``, ``has_tx``: whether there is a rollback function, a verify function and a connection.
         ValueError or TypeError when an argument is wrong."""
