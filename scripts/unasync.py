@@ -227,7 +227,6 @@ def main() -> int:
     if differing:
         print("the sync files differ from what the async files generate; run: .venv/bin/python scripts/unasync.py")
         return 1
-        print(f"the sync files are up to date, {len(wanted)} files")
     return 0
 
 
