@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.lease.handle import Lease
     from holdfast.lease.handle_async import AsyncLease
     from holdfast.lease.records import LeaseRecord
-    from holdfast.lock.file_lock import file_lock
+    from holdfast.lock.file_lock import FileGrant, FileLock, file_lock
     from holdfast.lock.grant import LockGrant
     from holdfast.lock.grant_async import AsyncLockGrant
     from holdfast.lock.handle import Lock
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from holdfast.lock.records import LockRecord
     from holdfast.lock.rows import row_lock
     from holdfast.objects.model import MatchVersion, MustCreate, ObjectRecord, Unconditional
+    from holdfast.objects.watch import ObjectWatch
+    from holdfast.objects.watch_async import AsyncObjectWatch
     from holdfast.operations.checksums import checksum_file
     from holdfast.operations.op import Op
     from holdfast.operations.op_async import AsyncOp
@@ -82,6 +84,7 @@ _HOMES = {
     "AsyncLeaseGrant": "holdfast.lease.grant_async",
     "AsyncLock": "holdfast.lock.handle_async",
     "AsyncLockGrant": "holdfast.lock.grant_async",
+    "AsyncObjectWatch": "holdfast.objects.watch_async",
     "AsyncOp": "holdfast.operations.op_async",
     "AsyncOperation": "holdfast.operations.operation_async",
     "AsyncShards": "holdfast.recipes.shards_async",
@@ -91,6 +94,8 @@ _HOMES = {
     "Checks": "holdfast.operations.terms",
     "Client": "holdfast.client",
     "Elector": "holdfast.recipes.elector",
+    "FileGrant": "holdfast.lock.file_lock",
+    "FileLock": "holdfast.lock.file_lock",
     "Guard": "holdfast.recipes.guard",
     "Lease": "holdfast.lease.handle",
     "LeaseGrant": "holdfast.lease.grant",
@@ -101,6 +106,7 @@ _HOMES = {
     "MatchVersion": "holdfast.objects.model",
     "MustCreate": "holdfast.objects.model",
     "ObjectRecord": "holdfast.objects.model",
+    "ObjectWatch": "holdfast.objects.watch",
     "Op": "holdfast.operations.op",
     "Operation": "holdfast.operations.operation",
     "OperationKey": "holdfast.keys",
@@ -129,6 +135,7 @@ __all__ = [
     "AsyncLeaseGrant",
     "AsyncLock",
     "AsyncLockGrant",
+    "AsyncObjectWatch",
     "AsyncOp",
     "AsyncOperation",
     "AsyncShards",
@@ -144,6 +151,8 @@ __all__ = [
     "Elector",
     "EngineError",
     "FencedOut",
+    "FileGrant",
+    "FileLock",
     "GrantLost",
     "Guard",
     "HoldfastError",
@@ -161,6 +170,7 @@ __all__ = [
     "MustCreate",
     "NotAcquired",
     "ObjectRecord",
+    "ObjectWatch",
     "Op",
     "Operation",
     "OperationFailed",

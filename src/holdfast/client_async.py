@@ -169,11 +169,12 @@ class AsyncClient:
     ) -> AsyncLease:
         """A handle of a lease: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
-        ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
-        same holder re-enters with a new token and a higher fence. ``at_least``: seconds that it stays held even if it
-        is released earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio),
-        "exit" or a callable. ``failover="session"``: a standby takes over as soon as our database session is gone.
-        ``strict``: lost with the first heartbeat that fails, instead of when trust in it ends.
+        ``timeout``: seconds to wait for it (None: for ever). By default it is refused at once, because a lease may be
+        held for days. ``holder``: a name of your own; the same holder re-enters with a new token and a higher fence.
+        ``at_least``: seconds that it stays held even if it is released earlier. ``auto_renew=False``: you call
+        ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable. ``failover="session"``: a
+        standby takes over as soon as our database session is gone. ``strict``: lost with the first heartbeat that
+        fails, instead of when trust in it ends.
         """
         terms = LeaseTerms.check(
             check_free_name(name), ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
@@ -185,7 +186,8 @@ class AsyncClient:
         """A handle of a lock, which lives with a session of holdfast's own, independent of the application's commits.
 
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
-        ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
+        ever); it waits by default, because a lock is held for a moment. ``on_lost``: "flag", "cancel" (asyncio), "exit"
+        or a callable.
         """
         space = self._locks or self._open_locks()
         make = space.lock
@@ -312,7 +314,8 @@ class AsyncClient:
         Times default from the TTL. ``renew_every``: seconds between two heartbeats (a third of it). ``retry_every``:
         between two attempts of a standby (a sixth). ``grace``: seconds that the work has to stop (a sixth).
         ``overrun``: what happens if it does not: "wait" lets its lease expire and waits for it, "exit" ends the
-        process. ``holder``: instead of ``host:pid``. ``on_new_leader(holder)`` is called for every change that is seen.
+        process. ``holder`` replaces ``host:pid`` in the holder ``host:pid:nonce``. ``on_new_leader(holder)`` is called
+        for every change that is seen.
 
         On SQLite there is no heartbeat: the kernel frees the lease of a dead process, and a standby takes over at once.
         """
@@ -353,7 +356,8 @@ class AsyncClient:
     def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> AsyncShards:
         """``count`` leases, spread evenly over the replicas that are in the block: ``async with client.shards(…)``.
 
-        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of ``host:pid``.
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder`` replaces ``host:pid`` in the holder
+        ``host:pid:nonce``.
         """
         from holdfast.recipes.shards_async import AsyncShards
         from holdfast.recipes.shards_terms import ShardTerms
@@ -387,8 +391,8 @@ class AsyncClient:
         return await self.migrations.up()
 
     def read_only(self) -> Self:
-        """A client of the same database that writes nothing: PolicyDenied for every call that would. It has its own
-        connections: close it, or use it as a context manager."""
+        """A client of the same database that writes nothing: a call that would write raises Refused, and one for a
+        lock PolicyDenied. It has its own connections: close it, or use it as a context manager."""
         from copy import copy  # here: it is rarely wanted, and costs every start
 
         other = copy(self)

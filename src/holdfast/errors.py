@@ -37,7 +37,10 @@ from typing import Any
 
 
 class HoldfastError(Exception):
-    """The root of all errors of this library."""
+    """The root of all errors of this library. All of them can be copied and pickled, with what they carry."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args), self.__dict__
 
 
 class NotAcquired(HoldfastError):
@@ -195,6 +198,14 @@ class Refused(EngineError):
 for _class in list(globals().values()):
     if isinstance(_class, type) and issubclass(_class, HoldfastError):
         _class.__module__ = "holdfast"  # where users import it from, and what a traceback shows
+del _class
+
+
+def _rebuild(kind: type[HoldfastError], arguments: tuple[Any, ...]) -> HoldfastError:
+    """Without ``__init__``, which takes more than ``args``: the rest is in the ``__dict__``."""
+    error = kind.__new__(kind)
+    error.args = arguments  # not by __new__: that of an OSError, as AcquireTimeout is, leaves them to __init__
+    return error
 
 
 def walk_causes(error: BaseException | None, next_cause: Callable[[BaseException], object]) -> Iterator[BaseException]:

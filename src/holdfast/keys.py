@@ -86,7 +86,7 @@ class OperationKey:
         """The key of its advisory lock, a signed 64-bit hash of dataset, operation and shard."""
         return lock_key(self.dataset, self.operation, self.shard)
 
-    def check_whole(self, why: str = "sovereign") -> None:
+    def _check_whole(self, why: str = "sovereign") -> None:
         """ValueError when the dataset must have one lock, which ``why`` explains, and its keys have several."""
         if self.shards > 1:
             raise ValueError(
@@ -125,7 +125,7 @@ class PlainKey:
     def lock_key(self) -> int:
         return int.from_bytes(_hash_plain(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
 
-    def check_whole(self, why: str = "sovereign") -> None:
+    def _check_whole(self, why: str = "sovereign") -> None:
         """Nothing to check: a plain key has one lock."""
 
 

@@ -22,6 +22,7 @@ def lazy_names(
         return value
 
     def list_names() -> list[str]:
-        return sorted({*names, *(name for name in vars(modules[package]) if name.startswith("__"))})
+        present = vars(modules[package])
+        return sorted({*names, *present.get("__all__", ()), *(name for name in present if name.startswith("__"))})
 
     return get, list_names

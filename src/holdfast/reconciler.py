@@ -73,7 +73,7 @@ class BackendCondition:
     terminal: bool = False
     """It will not recover by itself."""
 
-    def stored(self) -> dict[str, Any]:
+    def _stored(self) -> dict[str, Any]:
         """The form in which a record stores it."""
         # hot: once per record in bench sweep; dataclasses.asdict would copy deeply
         return {name: getattr(self, name) for name in self.__slots__}
@@ -94,9 +94,9 @@ class Backend:
         """The condition that the phase follows from; None when the driver has not given it."""
         return next((each for each in self.conditions if each.type == READY), None)
 
-    def stored(self) -> dict[str, Any]:
+    def _stored(self) -> dict[str, Any]:
         """The form in which a record stores it."""
-        status: dict[str, Any] = {"conditions": [each.stored() for each in self.conditions]}
+        status: dict[str, Any] = {"conditions": [each._stored() for each in self.conditions]}
         return status | {"details": dict(self.details)} if self.details else status
 
 

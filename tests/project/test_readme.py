@@ -381,6 +381,15 @@ def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None
     subprocess.run([sys.executable, "-c", look], check=True, timeout=240)
 
 
+@pytest.mark.parametrize("name", ["", ".geo", ".governance", ".lineage", ".reconciler"])
+def test_a_module_has_and_lists_its_public_names(name: str) -> None:
+    module = importlib.import_module(f"holdfast{name}")
+    assert set(module.__all__) <= set(dir(module))
+    assert [each for each in module.__all__ if getattr(module, each) is None] == []
+    with pytest.raises(AttributeError, match=f"module 'holdfast{name}' has no attribute 'Nothing'"):
+        module.Nothing  # noqa: B018
+
+
 def anchors_of(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -99,3 +100,11 @@ def test_it_holds_what_users_can_use_and_not_the_proofs(wheel: Path) -> None:
     files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert names == {f"holdfast/{path.relative_to(package).as_posix()}" for path in files}
     assert not [name for name in names if "chaos" in name or "succession" in name or "bugs" in name]
+
+
+def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    [built] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= names

@@ -13,7 +13,7 @@ from holdfast.cli.app import ACTOR, REASON, json_option, open_client
 
 if TYPE_CHECKING:
     from holdfast import Client
-    from holdfast.commands import Command, Outcome, Parameter
+    from holdfast.commands import Command, CommandOutcome, Parameter
 
 
 class GovernedGroup(click.Group):
@@ -102,7 +102,7 @@ def check() -> None:
 
 def run_governed(
     client: Client, name: str, parameters: dict[str, Any], *, actor: str, reason: str, **options: bool
-) -> Outcome:
+) -> CommandOutcome:
     """Run a governed command; other commands of the command line, which have shorter names for one, call this, too.
     ``doubt``, an error that came after the change, is printed to stderr."""
     from holdfast import commands as governed

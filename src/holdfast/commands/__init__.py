@@ -15,8 +15,7 @@ from holdfast.commands import gateway as _gateway  # noqa: F401 - declares comma
 from holdfast.commands import lease_commands as _lease_commands  # noqa: F401 - declares commands
 from holdfast.commands import operation_commands as _operation_commands  # noqa: F401 - declares commands
 from holdfast.commands import schema_commands as _schema_commands  # noqa: F401 - declares commands
-from holdfast.commands.execute import BREAK_GLASS, RUNTIME, run
-from holdfast.commands.execute import CommandOutcome as Outcome
+from holdfast.commands.execute import BREAK_GLASS, RUNTIME, CommandOutcome, run
 from holdfast.commands.registry import Command, CommandRefused, CommandUnsettled, Parameter, Window, command, commands
 from holdfast.commands.self_check import check
 
@@ -24,9 +23,9 @@ __all__ = [
     "BREAK_GLASS",
     "RUNTIME",
     "Command",
+    "CommandOutcome",
     "CommandRefused",
     "CommandUnsettled",
-    "Outcome",
     "Parameter",
     "Window",
     "check",

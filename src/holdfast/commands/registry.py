@@ -46,7 +46,7 @@ class Parameter:
     """The environment variable that a secret is read from: so it is not in the process list. The audit masks it."""
     minimum: float = -math.inf
     maximum: float = math.inf
-    """The bounds of a number. For text, ``limit`` is its maximum length, 200 by default."""
+    """The bounds of a number. For text, ``maximum`` is its length, 200 by default."""
 
     def check(self, name: str, value: Any) -> Any:
         """Return ``value`` as the declared type. Raises ValueError that names the parameter."""

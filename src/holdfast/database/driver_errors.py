@@ -67,9 +67,8 @@ def teach_psycopg() -> None:
     # private: psycopg.errors._sqlcodes, tested in tests/test_private_names.py
     classes: dict[str, type[Exception]] = getattr(errors, "_sqlcodes", {})
     if SQLSTATE not in classes:
-        classes[SQLSTATE] = type(
-            "FencedOut", (FencedOut, errors.OperationalError), {"__module__": "holdfast", "sqlstate": SQLSTATE}
-        )
+        members = {"__module__": "holdfast", "sqlstate": SQLSTATE, "__reduce__": lambda self: (FencedOut, self.args)}
+        classes[SQLSTATE] = type("FencedOut", (FencedOut, errors.OperationalError), members)
 
 
 class Secret(str):

@@ -241,7 +241,7 @@ def govern(
     if demands is None:
         return None
     if demands.locks_whole_dataset:
-        key.check_whole("sovereign" if demands.sovereign else "sensitive")
+        key._check_whole("sovereign" if demands.sovereign else "sensitive")
     exposed = None if demands.h3_resolution is None else find_exposure(payload, demands.h3_resolution)
     return GovernedOperation(policy or Policy(), demands, exposed)
 

@@ -101,7 +101,7 @@ class AsyncLeases:
         """
         token = getattr(guard, "token", None)
         if guard is None or token is None:
-            raise PolicyDenied("a wipe needs a guard that is held: with client.guard(key) as guard: ….wipe(guard)")
+            raise PolicyDenied("a wipe needs a guard that is held: with client.guard(name) as guard: ….wipe(guard)")
         parameters = {"name": guard.name, "token": check_token(token), "keep": json.dumps([*map(check_name, keep)])}
         try:
             [row] = await self._engine.call_when_free("lease_wipe", parameters, patience=_PATIENCE)

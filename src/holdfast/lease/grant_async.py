@@ -45,7 +45,7 @@ class AsyncLeaseGrant:
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        return f"<LeaseGrant {self.name!r} fence={self.fence} {'lost' if self.lost else 'held'}>"
+        return f"<{type(self).__name__} {self.name!r} fence={self.fence} {'lost' if self.lost else 'held'}>"
 
     @property
     def lost(self) -> bool:

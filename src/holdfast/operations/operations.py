@@ -131,7 +131,7 @@ class Operations:
     def get(self, key: OperationKey | str) -> OperationRecord | None:
         """The record of an operation, or None when it was never begun."""
         rows = self._engine.call("operation_list", {"key": as_key(key).digest, "limit": 1})
-        return OperationRecord.of(rows[0]) if rows else None
+        return OperationRecord._of(rows[0]) if rows else None
 
     def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
         """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
@@ -144,7 +144,7 @@ class Operations:
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "limit": MAX_LIMIT if is_unfinished else limit,
         }
-        records = [OperationRecord.of(row) for row in self._engine.call("operation_list", parameters)]
+        records = [OperationRecord._of(row) for row in self._engine.call("operation_list", parameters)]
         return [record for record in records if status in (None, record.status)][:limit]
 
     def find(self, key: OperationKey | str) -> OperationRecord:
@@ -468,7 +468,7 @@ class Operations:
 
     def _fetch_review(self, key: str) -> ReviewRecord | None:
         rows = self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})
-        return ReviewRecord.of(rows[0]) if rows else None
+        return ReviewRecord._of(rows[0]) if rows else None
 
     def _recovery(self, record: OperationRecord) -> Recovery:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))

@@ -130,7 +130,7 @@ class AsyncOperations:
     async def get(self, key: OperationKey | str) -> OperationRecord | None:
         """The record of an operation, or None when it was never begun."""
         rows = await self._engine.call("operation_list", {"key": as_key(key).digest, "limit": 1})
-        return OperationRecord.of(rows[0]) if rows else None
+        return OperationRecord._of(rows[0]) if rows else None
 
     async def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
         """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
@@ -143,7 +143,7 @@ class AsyncOperations:
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "limit": MAX_LIMIT if is_unfinished else limit,
         }
-        records = [OperationRecord.of(row) for row in await self._engine.call("operation_list", parameters)]
+        records = [OperationRecord._of(row) for row in await self._engine.call("operation_list", parameters)]
         return [record for record in records if status in (None, record.status)][:limit]
 
     async def find(self, key: OperationKey | str) -> OperationRecord:
@@ -477,7 +477,7 @@ class AsyncOperations:
 
     async def _fetch_review(self, key: str) -> ReviewRecord | None:
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})
-        return ReviewRecord.of(rows[0]) if rows else None
+        return ReviewRecord._of(rows[0]) if rows else None
 
     async def _recovery(self, record: OperationRecord) -> AsyncRecovery:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))

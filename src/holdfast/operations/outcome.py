@@ -84,7 +84,7 @@ class OperationRecord:
     expires_at: datetime | None
 
     @classmethod
-    def of(cls, row: Row) -> OperationRecord:
+    def _of(cls, row: Row) -> OperationRecord:
         status = "running" if row["alive"] else row["status"]
         times = {name: as_datetime(row[name]) for name in ("created_at", "updated_at", "expires_at")}
         error = json.loads(row["error"]) if row["error"] else None

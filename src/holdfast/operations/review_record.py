@@ -37,6 +37,6 @@ class ReviewRecord:
     """When an approval was used, or when a reset lifted a rejection."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> ReviewRecord:
+    def _of(cls, row: Mapping[str, Any]) -> ReviewRecord:
         times = {name: as_datetime(row[name]) for name in ("opened_at", "closed_at", "spent_at")}
         return cls(**{**row, **times})

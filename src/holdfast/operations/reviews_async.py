@@ -37,7 +37,7 @@ class AsyncReviews:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         digest = None if key is None else as_key(key).digest
         parameters = {"status": status, "id": None, "key": digest, "limit": check_limit(limit)}
-        return [ReviewRecord.of(row) for row in await self._engine.call("review_list", parameters)]
+        return [ReviewRecord._of(row) for row in await self._engine.call("review_list", parameters)]
 
     async def get(self, number: int) -> ReviewRecord | None:
         """The review with that number, whatever its status, or None."""
@@ -46,7 +46,7 @@ class AsyncReviews:
         if not 0 < number < 2**63:  # the range of the column
             return None
         rows = await self._engine.call("review_list", {"status": None, "id": number, "key": None, "limit": 1})
-        return ReviewRecord.of(rows[0]) if rows else None
+        return ReviewRecord._of(rows[0]) if rows else None
 
     async def approve(self, number: int, *, actor: str, reason: str) -> None:
         """Allow one more attempt, of the next run. Governed: ``review.approve``."""
@@ -66,7 +66,7 @@ class AsyncReviews:
             raise LookupError(f"there is no review {number}")
         if self._rules is not None:
             rows = await self._engine.call("operation_list", {"key": record.key, "limit": 1})
-            subject = OperationRecord.of(rows[0]) if rows else record
+            subject = OperationRecord._of(rows[0]) if rows else record
             self._rules.permit("review", actor=actor, justification=reason, **policy_fields(subject))
         parameters = {"id": number, "outcome": outcome, "actor": actor, "answer": reason}
         [row] = await self._engine.call("review_decide", parameters)

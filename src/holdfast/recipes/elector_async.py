@@ -339,9 +339,9 @@ class AsyncElector:
         elif problem is None:
             log.event("elector.renewed", INFO, "elector %(elector)r: renewed", **self._fields(self.holder))
 
-    def _fields(self, holder: str | None = None) -> dict[str, Any]:
+    def _fields(self, leader: str | None = None) -> dict[str, Any]:
         """The fields of a log record."""
-        return {"elector": self.name, "replica": self.holder, "holder": holder}
+        return {"elector": self.name, "holder": self.holder, "leader": leader}
 
 
 class AsyncElectorRun:
@@ -394,7 +394,7 @@ class AsyncLeadership:
         self._unattended = False
         """Whether the work runs on although ``serve`` has returned."""
         run.overdue = False
-        self._fields: dict[str, Any] = {"elector": terms.name, "replica": grant.holder, "holder": grant.holder}
+        self._fields: dict[str, Any] = {"elector": terms.name, "holder": grant.holder, "leader": grant.holder}
 
     async def serve(self, work: Work) -> None:
         """Run the work until it has ended, however long that takes, and release the lease. Raises what the work

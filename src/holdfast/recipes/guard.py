@@ -67,7 +67,7 @@ class _GuardLease(Handle[GuardGrant]):
 
 
 class Guard:
-    """``with client.guard(key) as grant``: SystemExit before the block unless the lease is held, and the end of
+    """``with client.guard(name) as grant``: SystemExit before the block unless the lease is held, and the end of
     the process as soon as it may not be held any more."""
 
     def __init__(self, engine: Engine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:

@@ -66,7 +66,7 @@ class _AsyncGuardLease(AsyncHandle[AsyncGuardGrant]):
 
 
 class AsyncGuard:
-    """``async with client.guard(key) as grant``: SystemExit before the block unless the lease is held, and the end of
+    """``async with client.guard(name) as grant``: SystemExit before the block unless the lease is held, and the end of
     the process as soon as it may not be held any more."""
 
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:

@@ -46,7 +46,7 @@ def decide(
     before, status = phase_in(payload), _status(payload)
     if backend is not None:
         after = phase_of(backend, before=before, session=session)
-        wanted = {"phase": after.value} | backend.stored()
+        wanted = {"phase": after.value} | backend._stored()
     elif before is Phase.DELETED:
         return Remove()
     else:

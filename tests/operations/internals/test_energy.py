@@ -230,7 +230,7 @@ def test_bad_input_is_refused_at_once(sqlite_url: str) -> None:
     for value in ("20", True, None):
         with pytest.raises(TypeError, match="watts must be a number"):
             Energy(watts=value, grams_per_kwh=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"energy must be a holdfast\.Energy"):
+    with pytest.raises(TypeError, match=r"energy must be a holdfast\.lineage\.Energy"):
         holdfast.Client(sqlite_url, energy=20)  # type: ignore[arg-type]
 
 

@@ -192,9 +192,9 @@ def test_a_lock_is_of_dataset_and_operation_and_shard() -> None:
     assert {key.shard for key in spread} == {0, 1, 2, 3}
     assert len({key.lock_key for key in spread}) == 4
     assert spread[1].digest == one.digest, "how many locks there are is no part of what is done"
-    one.check_whole()
+    one._check_whole()
     with pytest.raises(ValueError, match=r"'parcels' is sovereign and is locked as a whole"):
-        spread[0].check_whole()
+        spread[0]._check_whole()
 
 
 @pytest.mark.parametrize("shards", [0, -1, 1025, True, 1.5])

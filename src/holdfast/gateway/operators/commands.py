@@ -183,13 +183,13 @@ async def command(
     if actor is None:
         raise Problem(422, "actor must be given: who asks for this, for the audit")
 
-    def work(client: holdfast.Client) -> governed.Outcome:
+    def work(client: holdfast.Client) -> governed.CommandOutcome:
         try:
             return governed.run(client, name, body.parameters, actor=actor, reason=body.reason, dry_run=body.dry_run)
         except holdfast.HoldfastError as error:
             raise problem_from_run(error, lambda: _audit_entry(client, name, actor, body)) from error
 
-    outcome: governed.Outcome = await gateway.commands.run(work)
+    outcome: governed.CommandOutcome = await gateway.commands.run(work)
     hidden = len(outcome.changes) - _MAX_CHANGES
     changes = [*outcome.changes[:_MAX_CHANGES], *([f"and {hidden} more"] if hidden > 0 else [])]
     return CommandResult(
