@@ -21,6 +21,9 @@ MISTAKES = [
     (["--schema", "A b", "serve"], 2, "schema must be 1 to 40 lower-case letters"),
     (["locks", "--watch", "--every", "nan"], 2, "'--every': nan is not a number"),
     (["driver", "rm", "sb-1", "--wait", "inf"], 2, "'--wait': inf is not in the range 0<=x<=3600"),
+    (["lss"], 2, "No such command 'lss'. Did you mean 'ls'?"),
+    (["histroy"], 2, "No such command 'histroy'. Did you mean 'history'?"),
+    (["zzz"], 2, "No such command 'zzz'.\n"),
     (["driver", "ls"], 1, "No such file or directory. Is it running? 'holdfast driver' starts one"),
     (["--url", "postgresql://h/x?flavour=1", "ls"], 2, "after '?' libpq's own alone, as in ?sslmode=require"),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 import holdfast
-from holdfast.cli.app import COMMANDS, app
+from holdfast.cli.app import COMMANDS, GROUPS, app
 from holdfast.cli.output import clean, format_duration
 from tests.children import PATIENCE, query
 from tests.cli.command import (
@@ -348,8 +348,12 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 
 
 def test_every_command_is_in_the_list() -> None:
-    listed = ask("--help").partition("Commands:")[2]
-    assert [line.split()[0] for line in listed.splitlines() if line] == sorted(COMMANDS)
+    """In groups, with what most people need first."""
+    listed = ask("--help").partition("Run work:")[2]
+    assert [line.split()[0] for line in listed.splitlines() if line.startswith("  ")] == list(COMMANDS)
+    assert next(iter(COMMANDS)) == "run"
+    titles = [line.rstrip(":") for line in listed.splitlines() if line and not line.startswith(" ")]
+    assert ["Run work", *titles] == list(GROUPS)
 
 
 @pytest.mark.parametrize(
@@ -358,6 +362,7 @@ def test_every_command_is_in_the_list() -> None:
 def test_every_help_is_whole_and_has_an_example(command: tuple[str, ...]) -> None:
     text = printed(*command, "--help")
     assert "Usage: holdfast" in text
-    assert "..." not in text.partition("Commands:")[2], "each fits a line in the list"
+    listed = text.partition("Run work:" if not command else "Commands:")[2]
+    assert "..." not in listed, "each fits a line in the list"
     examples = text.partition("Example")[2]
     assert re.search(rf"^ +holdfast .*\b{' '.join(command)}", examples, re.MULTILINE)

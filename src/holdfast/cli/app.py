@@ -19,31 +19,69 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-COMMANDS = {
-    "check": "holdfast.cli.check:check",
-    "commands": "holdfast.cli.do:commands",
-    "do": "holdfast.cli.do:do",
-    "doctor": "holdfast.cli.doctor:doctor",
-    "driver": "holdfast.cli.driver:driver",
-    "history": "holdfast.cli.leases:history",
-    "locks": "holdfast.cli.locks:locks",
-    "ls": "holdfast.cli.leases:ls",
-    "migrate": "holdfast.cli.migrate:migrate",
-    "ops": "holdfast.cli.ops:ops",
-    "relay": "holdfast.cli.relay:relay",
-    "release": "holdfast.cli.leases:release",
-    "reviews": "holdfast.cli.reviews:reviews",
-    "run": "holdfast.cli.run_command:run",
-    "serve": "holdfast.cli.serve:serve",
-    "version": "holdfast.cli.version:version",
+GROUPS = {
+    "Run work": {
+        "run": "holdfast.cli.run_command:run",
+    },
+    "Leases and locks": {
+        "ls": "holdfast.cli.leases:ls",
+        "history": "holdfast.cli.leases:history",
+        "release": "holdfast.cli.leases:release",
+        "locks": "holdfast.cli.locks:locks",
+    },
+    "Operations": {
+        "ops": "holdfast.cli.ops:ops",
+        "reviews": "holdfast.cli.reviews:reviews",
+        "relay": "holdfast.cli.relay:relay",
+    },
+    "Database": {
+        "migrate": "holdfast.cli.migrate:migrate",
+        "doctor": "holdfast.cli.doctor:doctor",
+        "check": "holdfast.cli.check:check",
+        "version": "holdfast.cli.version:version",
+    },
+    "Operator commands": {
+        "do": "holdfast.cli.do:do",
+        "commands": "holdfast.cli.do:commands",
+    },
+    "Services": {
+        "serve": "holdfast.cli.serve:serve",
+        "driver": "holdfast.cli.driver:driver",
+    },
 }
+"""Commands as the help lists them, each with the module and the name of its function."""
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 
 class LazyGroup(click.Group):
     """Imports the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            rows = [
+                (name.ljust(width), each.get_short_help_str(formatter.width - width - 6))
+                for name, each in commands
+                if each
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            matches = get_close_matches(name, COMMANDS)
+            hint = f" Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -55,11 +93,11 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--url", metavar="URL", help="The database: postgresql://… or sqlite:///file.db. Else HOLDFAST_URL.")
-@click.option("--schema", metavar="NAME", help="Where its tables are (SQLite: their prefix). Default: holdfast.")
+@click.option("--schema", metavar="NAME", help="The schema of the tables; on SQLite, their prefix. Default: holdfast.")
 @click.version_option(holdfast.__version__, prog_name="holdfast")
 @click.pass_context
 def app(context: click.Context, url: str | None, schema: str | None) -> None:
-    """Leases and locks on the database you already have.
+    """Leases, locks and run-once operations on the database you already have.
 
     The database is --url, else HOLDFAST_URL, else `url` in ./holdfast.toml, else ./holdfast.db.
 
@@ -117,19 +155,19 @@ def _current_user() -> str:
 
 
 ACTOR: dict[str, Any] = {
-    "metavar": "WHO", "default": _current_user, "help": "Who you are, for the record. Default: user@host.",
+    "metavar": "WHO", "default": _current_user, "help": "Your name, for the audit log. Default: user@host.",
 }  # fmt: skip
-REASON: dict[str, Any] = {"metavar": "TEXT", "required": True, "help": "Why, for the record."}
+REASON: dict[str, Any] = {"metavar": "TEXT", "required": True, "help": "The reason, for the audit log."}
 actor_option = click.option("--actor", **ACTOR)
 reason_option = click.option("--reason", **REASON)
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def limit_option(default: int) -> Callable[[Function], Function]:
     """--limit: how many rows a listing shows."""
     return click.option(
         "--limit", type=click.IntRange(1, 10_000), default=default, show_default=True, metavar="N",
-        help="Show at most so many.",
+        help="Maximum number of rows.",
     )  # fmt: skip
 
 
@@ -137,6 +175,6 @@ def watch_options(command: Function) -> Function:
     """--watch and --every."""
     every = click.option(
         "--every", type=Seconds(0.1, 3600), default=1.0, show_default=True, metavar="S",
-        help="Seconds between two looks of --watch.",
+        help="Refresh interval of --watch, in seconds.",
     )  # fmt: skip
-    return click.option("--watch", is_flag=True, help="Go on looking, until Ctrl-C.")(every(command))
+    return click.option("--watch", is_flag=True, help="Keep the list up to date until Ctrl-C.")(every(command))

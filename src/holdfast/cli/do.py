@@ -33,10 +33,10 @@ class GovernedGroup(click.Group):
 
 @click.group(cls=GovernedGroup)
 def do() -> None:
-    """Run a governed command.
+    """Run an audited operator command.
 
-    Each needs a reason and leaves an entry in the table `audit`: who, why, what, how it ended. One command runs at a
-    time, and its gate is open only while it runs. Exit code 1 when it is refused.
+    Each needs a reason, and writes actor, reason, change and outcome to the audit log. One command runs at a time, and
+    its gate is open only while it runs. Exit code 1 when it is refused.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def do() -> None:
 @json_option
 @click.pass_context
 def commands(context: click.Context, as_json: bool) -> None:
-    """List the governed commands, or prove that none bypasses the rules.
+    """List the audited operator commands, or check their rules.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def commands(context: click.Context, as_json: bool) -> None:
 
 @commands.command("check")
 def check() -> None:
-    """Prove that no command bypasses the rules.
+    """Check that no command bypasses the rules.
 
     Each is called without actor, without reason, outside a run and in a forged one, and must refuse. Its code is
     inspected: it must say what it changes before it does, and use no other client than the governed one. It is run with
@@ -136,10 +136,10 @@ def _click_command(command: Command) -> click.Command:
     parameters += [
         click.Option(["--reason"], **REASON),
         click.Option(["--actor"], **ACTOR),
-        click.Option(["--dry-run"], is_flag=True, help="Only show what would change."),
+        click.Option(["--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
     ]
     if command.name == "lease.release":
-        text = "Without the runtime lease: to release that lease itself, or a gate's."
+        text = "Run without the runtime lease: for releasing that lease itself, or the lease of a gate."
         parameters.append(click.Option(["--break-glass"], is_flag=True, help=text))
     required = "\n".join(
         f"  {name.upper()}: {parameter.help}"

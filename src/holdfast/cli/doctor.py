@@ -17,16 +17,16 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "unseen": "dim"}
 
 
 @click.command()
-@click.option("--strict", is_flag=True, help="A warning is reason enough for exit code 1.")
+@click.option("--strict", is_flag=True, help="Exit with 1 on a warning, too.")
 @click.option("--timeout", type=click.FloatRange(0, 3600, min_open=True), default=10.0, show_default=True, metavar="S",
-              help="Spend at most about so many seconds.")  # fmt: skip
+              help="Maximum time for all checks, in seconds.")  # fmt: skip
 @json_option
 @click.pass_context
 def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) -> None:
-    """Look the database over, and the way to it.
+    """Check the database and the connection to it.
 
-    Each check says ok, warn (it works, and may hurt), fail (it does not work) or unseen (this role may not look), what
-    was found and, unless all is well, what to do. Nothing is written. Exit code 1 when a check fails.
+    Each check reports ok, warn (it works, with a risk), fail (it does not work) or unseen (this role lacks the
+    privilege), with the finding and the remedy. Nothing is written. Exit code 1 when a check fails.
 
     \b
     Examples:

@@ -23,29 +23,29 @@ TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
 
 @click.group(invoke_without_command=True)
 @click.option("--folder", metavar="PATH", envvar="HOLDFAST_DRIVER_FOLDER", default=FOLDER, show_default=True,
-              help="Where it keeps what it knows of its sandboxes, and their logs. One driver a folder.")  # fmt: skip
+              help="Folder of the sandboxes' state and logs; one driver per folder.")  # fmt: skip
 @click.option(
     "--socket", metavar="PATH", help="Listen on this unix socket, mode 0600. Default: driver.sock in --folder."
 )
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on a TCP port instead; 0 picks one.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-              help="Where --port is. Other than loopback only with a token.")  # fmt: skip
+              help="Address of --port. An address beyond loopback needs a token.")  # fmt: skip
 @click.option("--token-file", type=click.File(), metavar="FILE",
-              help="What clients must know is in its first line. Else HOLDFAST_DRIVER_TOKEN.")  # fmt: skip
+              help="File whose first line is the clients' token. Else HOLDFAST_DRIVER_TOKEN.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
-              help="Sandboxes at a time, those that have ended included.")  # fmt: skip
-@click.option("--end-sandboxes", is_flag=True, help="End what runs when the driver is told to end.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a JSON object a line.")
+              help="Maximum number of sandboxes, ended ones included.")  # fmt: skip
+@click.option("--end-sandboxes", is_flag=True, help="End all sandboxes when the driver ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @click.pass_context
 def driver(context: click.Context, /, **options: Any) -> None:
-    """Run sandboxes as local processes, and serve them on a socket.
+    """Run sandboxes as local processes, controlled over a socket.
 
     Clients that may open the socket use HTTP. No database is needed.
 
-    A line on stdout says where it listens, once it does; what happens is told on stderr. It runs in
-    the foreground until TERM, INT or HUP (exit code 0; told twice, 1 at once). The sandboxes go on without it, and the
-    next driver on the same folder has them again, also after kill -9: a small supervisor beside each one writes its log
-    and its exit code, and nothing is run twice.
+    Prints one line on stdout when it listens, and logs to stderr. It runs in the foreground until TERM, INT or HUP
+    (exit code 0; a second signal exits immediately with code 1). The sandboxes continue without it, and the next driver
+    on the same folder takes them over, also after kill -9: a small supervisor process per sandbox writes its log and
+    its exit code, and nothing is run twice.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def _connect(context: click.Context) -> Iterator[ProcessDriver]:
 @json_option
 @click.pass_context
 def ls(context: click.Context, as_json: bool) -> None:
-    """Show the sandboxes, those that have ended among them.
+    """List the sandboxes, ended ones included.
 
     \b
     Example:
@@ -124,15 +124,15 @@ def ls(context: click.Context, as_json: bool) -> None:
 @driver.command()
 @click.argument("id")
 @click.argument("argv", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of its environment; as often as needed.")
-@click.option("--cwd", metavar="PATH", help="Its working folder. Default: one of its own, which goes with it.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Environment variable; may be repeated.")
+@click.option("--cwd", metavar="PATH", help="Working folder. Default: a new folder, removed with the sandbox.")
 @click.option(
     "--grace", type=Seconds(0, 3600), metavar="S", help="Seconds between TERM and KILL when it is removed. Default: 10."
 )
-@click.option("--memory-bytes", type=int, metavar="N", help="Address space of each of its processes.")
-@click.option("--cpu-seconds", type=int, metavar="N", help="CPU time of each of its processes.")
-@click.option("--open-files", type=int, metavar="N", help="Open files of each of its processes.")
-@click.option("--processes", type=int, metavar="N", help="Processes of its user; no limit for root.")
+@click.option("--memory-bytes", type=int, metavar="N", help="Address-space limit of each process.")
+@click.option("--cpu-seconds", type=int, metavar="N", help="CPU-time limit of each process.")
+@click.option("--open-files", type=int, metavar="N", help="Open-file limit of each process.")
+@click.option("--processes", type=int, metavar="N", help="Limit on processes of the user; none for root.")
 @json_option
 @click.pass_context
 def create(
@@ -141,7 +141,7 @@ def create(
 ) -> None:  # fmt: skip
     """Run COMMAND as the sandbox ID.
 
-    The same again is no mistake; exit code 1 when there is one with that ID that was made otherwise.
+    Repeating the same command is harmless. Exit code 1 when the sandbox ID exists with other settings.
 
     \b
     Example:
@@ -160,11 +160,11 @@ def create(
 
 @driver.command()
 @click.argument("id")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="The last N lines. Default: all that is kept.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the sandbox ends, or Ctrl-C.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Show the last N lines. Default: the whole log.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the sandbox ends, or Ctrl-C.")
 @click.pass_context
 def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None:
-    """Show what a sandbox wrote, to stdout and stderr, byte for byte.
+    """Show the output of a sandbox (stdout and stderr), byte for byte.
 
     \b
     Example:
@@ -185,14 +185,19 @@ def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None
     "--grace", type=Seconds(0, 3600), metavar="S", help="Seconds between TERM and KILL. Default: the sandbox's own."
 )
 @click.option(
-    "--wait", type=Seconds(0, 3600), default=60.0, show_default=True, metavar="S", help="How long to wait for the end."
+    "--wait",
+    type=Seconds(0, 3600),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Maximum time to wait for the sandbox to end, in seconds.",
 )
 @click.pass_context
 def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: float) -> None:
     """End all processes of a sandbox, and remove it with its log.
 
-    No sandbox of that name is no mistake. Exit code 1 when one is not gone by the end of --wait; it is still being
-    ended then.
+    A sandbox that does not exist is not an error. Exit code 1 when one still runs after --wait seconds; it is then
+    still being ended.
 
     \b
     Example:

@@ -29,10 +29,10 @@ HISTORY_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", 
 @json_option
 @click.pass_context
 def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
-    """Show who holds which lease, and for how long.
+    """List the leases that are held: by whom, and for how long.
 
-    Age, and the time left if nothing renews it, are by the database's clock. With --watch a terminal shows a live view;
-    in a pipe the list is printed anew whenever a lease changes hands, with --json as one line.
+    Age and remaining time are measured by the database's clock. With --watch a terminal shows a live view; in a pipe
+    the list is printed again whenever a lease changes hands, with --json as one line.
 
     \b
     Examples:
@@ -64,17 +64,17 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
 @click.command()
 @click.argument("name", required=False)
 @limit_option(20)
-@click.option("--all", "everything", is_flag=True, help="Those of holdfast's own leases, too.")
+@click.option("--all", "everything", is_flag=True, help="Include holdfast's own leases.")
 @json_option
 @click.pass_context
 def history(context: click.Context, name: str | None, limit: int, everything: bool, as_json: bool) -> None:
-    """Show who held leases before, the latest first.
+    """List past holders of leases, the latest first.
 
-    The grants that have ended, of the lease NAME or of all but holdfast's own, whose names begin with @ or holdfast:;
-    every governed command has two of them. Those that an operator took away are shown always.
+    Shows the ended grants of the lease NAME, or of all leases except holdfast's own, whose names begin with @ or
+    holdfast: (--all includes them). Forced releases are always shown.
 
-    How a grant ended: released, expired (its holder stopped renewing it), session_lost, reentered (by the same holder)
-    or forced (taken away by an operator, with who and why). The newest 10,000 are kept.
+    A grant ended as released, expired (its holder stopped renewing it), session_lost, reentered (by the same holder)
+    or forced (by an operator, with actor and reason). The newest 10,000 are kept.
 
     \b
     Examples:
@@ -103,18 +103,18 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
 
 @click.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Take it away from its holder.")
-@click.option("--reason", metavar="TEXT", help="Why, for the record. Needed with --force.")
+@click.option("--force", is_flag=True, help="Release it although another process holds it.")
+@click.option("--reason", metavar="TEXT", help="The reason, for the audit log. Required with --force.")
 @actor_option
 @click.pass_context
 def release(context: click.Context, name: str, force: bool, reason: str | None, actor: str) -> None:
-    """Take the lease NAME away from its holder.
+    """Release the lease NAME although another process holds it.
 
-    Its holder cannot commit a protected transaction from this moment on, and learns of it with its next heartbeat;
-    until then it may still be at work. Who took it away and why is kept in `holdfast history`. This is the governed
-    command `holdfast do lease.release`: one at a time, and on the record.
+    From then on the old holder cannot commit a protected transaction. It finds out at its next heartbeat, and may work
+    on until then. Actor and reason are kept in `holdfast history`. This is the audited command `holdfast do
+    lease.release`.
 
-    Exit code 1 when it is not held.
+    Exit code 1 when the lease is not held.
 
     \b
     Example:

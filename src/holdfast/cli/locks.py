@@ -25,11 +25,11 @@ FIELDS = (
 @json_option
 @click.pass_context
 def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
-    """Show who holds which advisory lock, and who waits for whom.
+    """List advisory locks: holders, waiters, and whom they wait for.
 
-    Of everybody in the database, be it holdfast or not: those that hold, and after them those that wait for the same
-    lock, with the pids of the sessions they wait for. A lock by (namespace, number) shows both, one by name its name;
-    what other programs lock are numbers. The pids are those of server sessions, on SQLite of processes.
+    Shows all advisory locks in the database, those of other programs too: each holder, then the sessions that wait for
+    the same lock, with the pids of the sessions that block them. Locks of holdfast show their name, or namespace and
+    number; locks of other programs are numbers. A pid is that of a server session; on SQLite, of a process.
 
     \b
     Examples:
@@ -68,11 +68,10 @@ def end(context: click.Context, pid: int, reason: str, actor: str) -> None:
     """End the database session PID, and free its locks.
 
     Only a session that holds or waits for an advisory lock. Its transaction is rolled back, and its program sees the
-    connection break; a holder that uses holdfast learns at once that its locks are lost, and may still be at work.
+    connection break. A holder that uses holdfast is notified at once that its locks are lost, and may still be working.
 
-    Who asked, why, what the session held and how it ended is written to the table `audit`, before anything is done.
-    This runs the governed command `holdfast do lock.end`; one such command runs at a time. Exit code 1 when the
-    session is not ended.
+    This is the audited command `holdfast do lock.end`: actor, reason, the locks of the session and the outcome are
+    written to the audit log. Exit code 1 when the session is not ended.
 
     \b
     Example:

@@ -13,9 +13,9 @@ from holdfast.cli.app import actor_option, json_option, open_client, reason_opti
 @click.group(invoke_without_command=True)
 @click.pass_context
 def migrate(context: click.Context) -> None:
-    """Create, upgrade or remove the tables; without a command: up.
+    """Create, upgrade or remove the tables. Without a command: up.
 
-    SQLite files see to it themselves. On PostgreSQL the role that does it owns the tables.
+    A SQLite file is migrated when it is opened. On PostgreSQL the role that runs this owns the tables.
 
     \b
     Examples:
@@ -27,14 +27,14 @@ def migrate(context: click.Context) -> None:
 
 
 @migrate.command()
-@click.option("--reason", metavar="TEXT", default="this holdfast needs them", help="Why, for the record.")
+@click.option("--reason", metavar="TEXT", default="this holdfast needs them", help="The reason, for the audit log.")
 @actor_option
 @click.pass_context
 def up(context: click.Context, reason: str, actor: str) -> None:
     """Apply every migration that is missing.
 
-    Safe to run again, and from many machines at once. Fails when the schema is of a later holdfast. This is the
-    governed command `holdfast do schema.migrate`: one at a time, and on the record, as soon as there are tables for it.
+    Safe to repeat, and to run from many machines at once. Fails when the schema belongs to a later version of
+    holdfast. This is the audited command `holdfast do schema.migrate`, audited from the first version with that table.
 
     \b
     Example:
@@ -56,13 +56,13 @@ def up(context: click.Context, reason: str, actor: str) -> None:
 )
 @reason_option
 @actor_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) -> None:
-    """Take migrations back, and all that is in their tables.
+    """Revert migrations, and delete what their tables contain.
 
-    This is the governed command `holdfast do schema.revert`: one at a time, and on the record. The record itself goes
-    with the tables below version 5; that is said on stderr.
+    This is the audited command `holdfast do schema.revert`. Below version 5 the audit log itself is deleted with the
+    tables; a line on stderr says so.
 
     \b
     Example:
@@ -87,9 +87,9 @@ def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) ->
 @json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """Show which migrations there are, and when they were applied.
+    """List the migrations, and when each was applied.
 
-    Exit code 1 when one is missing, or when the schema is of a later holdfast.
+    Exit code 1 when one is missing, or when the schema belongs to a later version of holdfast.
 
     \b
     Example:
@@ -114,12 +114,12 @@ def status(context: click.Context, as_json: bool) -> None:
 
 
 @migrate.command("print")
-@click.option("--down", "downwards", is_flag=True, help="The scripts that take everything back.")
+@click.option("--down", "downwards", is_flag=True, help="Print the scripts that revert everything.")
 @click.pass_context
 def print_(context: click.Context, downwards: bool) -> None:
-    """Print the SQL, to be read, or run by another role.
+    """Print the SQL, for review or for another role to run.
 
-    Connects to nothing.
+    Does not connect to a database.
 
     \b
     Example:

@@ -27,12 +27,12 @@ FIELDS = (
 REPLAY_TITLES = ("operation", "status", "attempt", "entries", "effect", "result", "error")
 
 _since_option = click.option("--since", type=click.FloatRange(0, min_open=True), metavar="S",
-                             help="Only what was touched in the last so many seconds.")  # fmt: skip
+                             help="Only operations that changed in the last S seconds.")  # fmt: skip
 
 
 @click.group()
 def ops() -> None:
-    """Look at operations, prove their log, mend what is half done.
+    """Inspect operations, verify their log, repair interrupted ones.
 
     KEY is the text that an operation was given as its key, or the 64 digits that `holdfast ops ls` shows.
 
@@ -46,14 +46,14 @@ def ops() -> None:
 
 @ops.command()
 @click.option(
-    "--status", type=click.Choice(STATUSES), help="Only those; partial: left half done by an owner that died."
+    "--status", type=click.Choice(STATUSES), help="Only operations with this status; partial: its process died."
 )
-@click.option("--dataset", metavar="NAME", help="Only of this dataset.")
+@click.option("--dataset", metavar="NAME", help="Only operations on this dataset.")
 @limit_option(20)
 @json_option
 @click.pass_context
 def ls(context: click.Context, status: str | None, dataset: str | None, limit: int, as_json: bool) -> None:
-    """Show operations, the latest first.
+    """List operations, the latest first.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
 @json_option
 @click.pass_context
 def show(context: click.Context, key: str, as_json: bool) -> None:
-    """Show one operation, and every entry that the log has of it.
+    """Show one operation with all its log entries.
 
     Exit code 1 when there is no such operation.
 
@@ -120,7 +120,7 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def replay(context: click.Context, key: str | None, since: float | None, as_json: bool) -> None:
-    """Fold the log into what became of each operation. Nothing is executed.
+    """Recompute every operation's state from the log. Nothing is executed.
 
     Exit code 1 when there is no operation KEY.
 
@@ -154,11 +154,11 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 @click.argument("key", required=False)
 @_since_option
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
-              help="What was put away, to be proven with the rest. In the order it was written.")  # fmt: skip
+              help="Archive to verify together with the log; may be repeated, in the order of writing.")  # fmt: skip
 @click.option("--lineage", is_flag=False, flag_value="", metavar="[FILE]",
-              help="Compare lineage that was published with the log instead: lines of JSON.")  # fmt: skip
+              help="Compare published lineage (JSON lines) with the log instead.")  # fmt: skip
 @click.option(
-    "--relay", metavar="NAME", help="Whose lineage it is. Without a file: what it has parked, or not told yet."
+    "--relay", metavar="NAME", help="Relay that published it. Without a file: what it has parked or not yet published."
 )
 @json_option
 @click.pass_context
@@ -166,15 +166,15 @@ def verify(
     context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
     relay: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prove that the log, or what was published, was not changed.
+    """Verify that the log, or published lineage, was not changed.
 
-    Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
-    exit code 1; locks that were never released, as a crash leaves them, are told as well. An operation of which nothing
-    is left in the log shows only with --archive or --lineage. Exit code 1, too, when there is no operation KEY.
+    Every entry carries the hash of the one before it. Reports entries that were changed, removed, added or moved, with
+    exit code 1; and locks that were never released, which a crash leaves, with exit code 0. An operation that was
+    removed completely is found only with --archive or --lineage. Exit code 1, too, when there is no operation KEY.
 
-    With --lineage or --relay: events that are missing, unknown to the log, other than they were, or of their dataset
-    out of order; what is still to be told is told as well, and is no reason for exit code 1. Without FILE, what relays
-    have parked and not told yet, of NAME or of all.
+    With --lineage or --relay: reports events that are missing, unknown to the log, changed, or out of the order of
+    their dataset. Events that are not yet published are listed, with exit code 0. Without FILE: the events that relay
+    NAME, or any relay, has parked or not yet published.
 
     \b
     Examples:
@@ -221,18 +221,15 @@ def verify(
 
 @ops.command()
 @click.option("--stale", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="S",
-              help="Seconds from which something left half done is a failure.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="A warning is reason enough for exit code 1.")
+              help="Age in seconds from which an interrupted operation is a failure.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Exit with 1 on a warning, too.")
 @json_option
 @click.pass_context
 def health(context: click.Context, stale: float, strict: bool, as_json: bool) -> None:
-    """Look the log of operations over.
+    """Check the log of operations; for scheduled jobs.
 
-    For jobs that run by themselves.
-
-    Indexes, what was left half done, claims without an owner, growth, lineage that waits, the chains of what was
-    touched last.
-    Exit code 1 when a check fails.
+    Checks indexes, interrupted operations, claims without an owner, growth, unpublished lineage, and the hash chains
+    of the latest operations. Exit code 1 when a check fails.
 
     \b
     Example:

@@ -16,15 +16,15 @@ FORMATS = ("prov", "turtle", "dcat", "stac")
 
 @click.command()
 @click.argument("key", required=False)
-@click.option("--dataset", metavar="NAME", help="What was done to this dataset, or with it.")
+@click.option("--dataset", metavar="NAME", help="Only operations that wrote or read this dataset.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="prov", show_default=True,
               help="prov: PROV-O as JSON-LD; turtle: the same as Turtle; dcat: JSON-LD.")  # fmt: skip
 @click.pass_context
 def export(context: click.Context, key: str | None, dataset: str | None, form: str) -> None:
-    """Export what the log says of an operation, or of a dataset.
+    """Export the lineage of an operation or a dataset to stdout.
 
-    As a document, to stdout. Catalogues (dcat, stac) have what succeeded and was not undone; exit code 1 when there is
-    nothing. What was archived is not in it.
+    Catalogues (dcat, stac) contain operations that succeeded and were not undone. Archived entries are not included.
+    Exit code 1 when there is nothing to export.
 
     \b
     Examples:

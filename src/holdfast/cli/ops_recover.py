@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from holdfast import Client
 
 _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
-                                help="Called with the client first: it registers rollbacks and probes.")  # fmt: skip
+                                help="Function that registers rollback and verify functions.")  # fmt: skip
 
 
 @click.command()
 @_register_option
 @click.pass_context
 def recover(context: click.Context, register: str | None) -> None:
-    """Finish or roll back what was left half done.
+    """Finish or roll back interrupted operations.
 
-    As far as the functions for it are registered. Exit code 1 when operations are left that need a decision.
+    Uses the functions that are registered for them. Exit code 1 when operations remain that need a decision.
 
     \b
     Example:
@@ -46,10 +46,10 @@ def recover(context: click.Context, register: str | None) -> None:
 @actor_option
 @click.pass_context
 def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
-    """Let an operation be tried again, as if it were new.
+    """Allow an operation to run again, as if it were new.
 
-    Its history stays, and says who reset it and why. This is the governed command `holdfast do operation.reset`. Exit
-    code 1 when there is no such operation, or it is running.
+    Its history stays, with actor and reason of the reset. This is the audited command `holdfast do operation.reset`.
+    Exit code 1 when there is no such operation, or it is running.
 
     \b
     Example:
@@ -65,10 +65,11 @@ def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
 @actor_option
 @click.pass_context
 def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str) -> None:
-    """Undo an operation, with the function that was registered for it.
+    """Undo an operation with its registered rollback function.
 
-    KEY may also be the pointer into the log that `holdfast ops show` has shown: then it is undone only if that attempt
-    still stands. This is the governed command `holdfast do operation.rollback`. Exit code 1 when it was not undone.
+    KEY may also be a pointer into the log, as `holdfast ops show` prints it: then the operation is undone only if that
+    attempt is still the latest. This is the audited command `holdfast do operation.rollback`. Exit code 1
+    when it was not undone.
 
     \b
     Example:

@@ -15,7 +15,7 @@ PARKED_TITLES = ("event", "type", "operation", "dataset", "tries", "parked (UTC)
 
 @click.group()
 def relay() -> None:
-    """Tell others what became of operations: lineage, and events.
+    """Publish operation events (lineage) to other systems.
 
     \b
     Examples:
@@ -28,20 +28,20 @@ def relay() -> None:
 @relay.command()
 @click.argument("name")
 @click.argument("sink")
-@click.option("--once", is_flag=True, help="Tell what there is, and end: for a timer.")
+@click.option("--once", is_flag=True, help="Publish what is pending, then exit: for a timer.")
 @click.option("--tries", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N",
-              help="Park an event that was refused so often, although the sink takes others.")  # fmt: skip
+              help="Park an event that the sink refused N times while it accepted others.")  # fmt: skip
 @click.option("--poll", type=click.FloatRange(0.001), default=1.0, show_default=True, metavar="S",
-              help="Look for more after so many seconds.")  # fmt: skip
+              help="Seconds between two polls of the log.")  # fmt: skip
 @click.pass_context
 def run(context: click.Context, name: str, sink: str, once: bool, tries: int, poll: float) -> None:
     """Run a relay until it is interrupted.
 
-    Of several by one name, one works and the others stand by.
+    If several processes run the same relay, one publishes and the others stand by.
 
     SINK is jsonl:FILE, openlineage:FILE or URL, prov:FILE (FILE may be - for the console), graph:URL of Neo4j, or
     MODULE:NAME of a sink of your own, or of a function that makes one: modules of this folder are found. Exit code 1
-    with --once when the sink takes nothing, or another process runs it.
+    with --once when the sink is down, or another process runs the relay.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
 @json_option
 @click.pass_context
 def ls(context: click.Context, as_json: bool) -> None:
-    """Show every relay: who runs it, and what waits for it.
+    """List the relays: who runs each, and how far behind it is.
 
     \b
     Example:
@@ -92,7 +92,7 @@ def ls(context: click.Context, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def parked(context: click.Context, name: str, limit: int, as_json: bool) -> None:
-    """Show what its sink refused, the oldest first.
+    """List events that the sink refused, the oldest first.
 
     \b
     Example:
@@ -120,9 +120,9 @@ def parked(context: click.Context, name: str, limit: int, as_json: bool) -> None
 @click.argument("event", required=False)
 @click.pass_context
 def retry(context: click.Context, name: str, event: str | None) -> None:
-    """Have the relay tell what is parked again: EVENT, or all.
+    """Publish parked events again: EVENT, or all.
 
-    The process that runs the relay does so before it goes on. Exit code 1 when nothing of that name is parked.
+    The process that runs the relay does so before it continues. Exit code 1 when no such event is parked.
 
     \b
     Example:
@@ -141,10 +141,10 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
 @actor_option
 @click.pass_context
 def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
-    """Forget a relay that is not run any more.
+    """Remove a relay that is no longer run.
 
-    What it has not told no longer keeps the log from being archived. Exit code 1 when there is none of that name, or
-    it is running: stop it first.
+    Its unpublished events then no longer keep the log from being archived. Exit code 1 when there is no such relay, or
+    when it is running: stop it first.
 
     \b
     Example:

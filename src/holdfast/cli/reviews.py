@@ -15,10 +15,10 @@ TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC
 
 @click.group()
 def reviews() -> None:
-    """Look at operations that are up for review, and answer.
+    """Approve or reject operations that need a decision.
 
-    An operation is up for review when the policy of its dataset says so, when another process has the lock and the
-    dataset is declared sovereign, or when its attempts are used up.
+    An operation needs a review when the policy of its dataset says so, when another process has the lock of a sovereign
+    dataset, or when its attempts are used up.
 
     \b
     Examples:
@@ -29,12 +29,12 @@ def reviews() -> None:
 
 @reviews.command()
 @click.option("--status", type=click.Choice([*STATUSES, "all"]), default="open", show_default=True,
-              help="Only those.")  # fmt: skip
+              help="Only reviews with this status.")  # fmt: skip
 @limit_option(100)
 @json_option
 @click.pass_context
 def ls(context: click.Context, status: str, limit: int, as_json: bool) -> None:
-    """Show reviews, the oldest first.
+    """List reviews, the oldest first.
 
     \b
     Examples:
@@ -88,10 +88,10 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
 @actor_option
 @click.pass_context
 def approve(context: click.Context, number: int, reason: str, actor: str) -> None:
-    """Let the operation be tried once more, by the next caller.
+    """Allow one more attempt, by the next caller.
 
-    This is the governed command `holdfast do review.approve`. Exit code 1 when it is not open, or is not yours to
-    answer.
+    This is the audited command `holdfast do review.approve`. Exit code 1 when the review is not open, or the policy
+    does not let you decide it.
 
     \b
     Example:
@@ -106,10 +106,10 @@ def approve(context: click.Context, number: int, reason: str, actor: str) -> Non
 @actor_option
 @click.pass_context
 def reject(context: click.Context, number: int, reason: str, actor: str) -> None:
-    """Have the operation refused until it is reset.
+    """Refuse the operation until it is reset.
 
-    This is the governed command `holdfast do review.reject`. Exit code 1 when it is not open, or is not yours to
-    answer.
+    This is the audited command `holdfast do review.reject`. Exit code 1 when the review is not open, or the policy
+    does not let you decide it.
 
     \b
     Example:

@@ -50,8 +50,8 @@ def _click_option(option: RunOption) -> click.Option:
 def run(context: click.Context, /, **values: Any) -> None:
     """Run COMMAND while holding the lease NAME; exit with 75 when another holder has it.
 
-    The lease is renewed for as long as the command runs, and released when nothing of it is left. On stderr is said
-    who holds it and until when if it is not to be had; by default it is not waited for.
+    The lease is renewed while the command runs, and released when its whole process group has ended. If the lease is
+    taken, stderr says by whom and until when. By default `run` does not wait.
 
     \b
     The command

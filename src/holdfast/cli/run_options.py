@@ -20,30 +20,31 @@ class RunOption(NamedTuple):
 
 
 OPTIONS = (
-    RunOption("--ttl", float, "Seconds the lease outlives a dead holder.", default=30.0),
-    RunOption("--timeout", float, "Wait at most so many seconds for the lease.", "S"),
-    RunOption("--wait", bool, "Wait for it as long as it takes.", default=False),
-    RunOption("--skip", bool, "When it is held, do nothing and exit with 0.", default=False),
+    RunOption("--ttl", float, "Seconds until the lease of a dead holder expires.", default=30.0),
+    RunOption("--timeout", float, "Maximum time to wait for the lease, in seconds.", "S"),
+    RunOption("--wait", bool, "Wait for the lease without a limit.", default=False),
+    RunOption("--skip", bool, "If another process holds the lease, exit with 0.", default=False),
     RunOption(
         "--guard", bool, "Fail closed even if holdfast and its watchdog are stopped together: the kernel's timer ends "
         "holdfast, and with it the command, before the TTL is over.", default=False,
     ),
     RunOption(
-        "--renew-every", float, "With --guard: renew it so often. Default: a third of --ttl.", "S", needs_guard=True
+        "--renew-every", float, "With --guard: seconds between renewals. Default: a third of --ttl.", "S",
+        needs_guard=True,
     ),
     RunOption(
-        "--strict", bool, "With --guard: the first heartbeat that fails is the end.", default=False, needs_guard=True
+        "--strict", bool, "With --guard: end with the first renewal that fails.", default=False, needs_guard=True
     ),
     RunOption(
-        "--wipe-on-start", bool, "With --guard: take all other leases away first, once it is ours.", default=False,
+        "--wipe-on-start", bool, "With --guard: release all other leases before the command starts.", default=False,
         needs_guard=True,
     ),
     RunOption(
         "--holder", str, "Who we are. A run of the same holder takes the lease over at once, and the earlier one is "
         "ended: give it to what replaces itself. Default: host, pid and a nonce, which no other run has.", "LABEL",
     ),
-    RunOption("--url", str, "The database, as before the word run.", "URL"),
-    RunOption("--schema", str, "Where its tables are, as before the word run.", "NAME"),
+    RunOption("--url", str, "The database, as the option before run.", "URL"),
+    RunOption("--schema", str, "The schema, as the option before run.", "NAME"),
 )  # fmt: skip
 _BY_FLAG = {option.flag: option for option in OPTIONS}
 

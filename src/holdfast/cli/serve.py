@@ -16,38 +16,55 @@ from holdfast.cli import settings as cli_settings
 
 
 @click.command()
-@click.option("--host", metavar="ADDRESS", help="Where to listen. Default: 127.0.0.1. Elsewhere only with tokens.")
-@click.option("--port", metavar="N", help="Default: 7411; 0 picks one.")
-@click.option("--advertise", metavar="URL", help="Where other replicas reach this one. Default: made of the two above.")
-@click.option("--entrance", metavar="URL", help="Where sandboxes find some replica. Default: the one that made them.")
 @click.option(
-    "--hosts", metavar="NAME", multiple=True, help="A name it is asked for by, beside localhost and addresses."
+    "--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1. Beyond loopback it needs tokens."
 )
-@click.option("--tokens-file", metavar="FILE", help="Lines of NAME SCOPE SECRET, SCOPE is read or operate.")
-@click.option("--writes", metavar="N", help="Requests a second and token that change something. Default: 1000; 0: any.")
-@click.option("--driver", metavar="URL", help="The driver: unix:/… or http://…. Default: one is started beside.")
-@click.option("--driver-folder", metavar="PATH", help="Of the driver beside. Default: holdfast-driver.")
-@click.option("--end-sandboxes", is_flag=True, help="End what runs with the driver beside; else it goes on.")
-@click.option("--pools", metavar="NAME=N", multiple=True, help="A pool and its slots. Default: default=8.")
-@click.option("--stop-delay", metavar="S", help="From an agent's stop until its command is complete. Default: 5.")
-@click.option("--command-limit", metavar="S", help="Of silence, until an agent's command is over. Default: 1800.")
-@click.option("--agent-silence", metavar="S", help="Of silence, until an agent has ended. Default: 86400.")
-@click.option("--transcripts", metavar="PATH", help="The folder below which transcripts of agents are read.")
-@click.option("--agent-config", metavar="PATH", help="The folder of settings that are edited for agents.")
-@click.option("--summariser", metavar="MODULE:FUNCTION", help="Makes a text of the turns of a command.")
-@click.option("--stop-within", metavar="S", help="Seconds to end in when told to. Default: 20.")
-@click.option("--json", "as_json", is_flag=True, help="Say where it listens as a JSON object.")
+@click.option("--port", metavar="N", help="Port to listen on. Default: 7411; 0 picks a free one.")
+@click.option(
+    "--advertise", metavar="URL", help="URL under which other replicas reach this one. Default: --host and --port."
+)
+@click.option(
+    "--entrance", metavar="URL", help="URL under which sandboxes reach a replica. Default: the one that created them."
+)
+@click.option("--hosts", metavar="NAME", multiple=True, help="Extra Host header to accept; may be repeated.")
+@click.option("--tokens-file", metavar="FILE", help="File with lines of NAME SCOPE SECRET; SCOPE is read or operate.")
+@click.option(
+    "--writes", metavar="N", help="Write rate limit per token, in requests per second. Default: 1000; 0: none."
+)
+@click.option("--driver", metavar="URL", help="The driver: unix:/… or http://…. Default: serve starts one.")
+@click.option(
+    "--driver-folder", metavar="PATH", help="Folder of the driver that serve starts. Default: holdfast-driver."
+)
+@click.option("--end-sandboxes", is_flag=True, help="End the sandboxes of that driver with it; by default they run on.")
+@click.option(
+    "--pools",
+    metavar="NAME=N",
+    multiple=True,
+    help="A pool and its number of slots; may be repeated. Default: default=8.",
+)
+@click.option(
+    "--stop-delay", metavar="S", help="Seconds from an agent's stop until its command is complete. Default: 5."
+)
+@click.option(
+    "--command-limit", metavar="S", help="End an agent's command after S seconds without activity. Default: 1800."
+)
+@click.option("--agent-silence", metavar="S", help="End an agent after S seconds without activity. Default: 86400.")
+@click.option("--transcripts", metavar="PATH", help="Folder from which agents' transcripts are read.")
+@click.option("--agent-config", metavar="PATH", help="Folder of the agents' settings files.")
+@click.option("--summariser", metavar="MODULE:FUNCTION", help="Function that summarises the turns of a command.")
+@click.option("--stop-within", metavar="S", help="Maximum time to shut down, in seconds. Default: 20.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 @click.pass_context
 def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Run a replica of the gateway: sandboxes and agents over HTTP.
 
-    One command on a laptop: a file as the database, a driver beside, on loopback. The same command N times against one
-    PostgreSQL in production. A line on stdout says where it listens, once it does; what happens is told on stderr. It
-    runs in the foreground until TERM or INT (exit code 0; told twice, 1 at once). On USR1 it lets another replica lead
-    and is not ready any more: for a while before it is ended.
+    On a laptop it needs no arguments: it uses a SQLite file, starts a driver, and listens on loopback. In production
+    run the same command on N machines against one PostgreSQL. It prints one line on stdout when it listens, logs to
+    stderr, and runs in the foreground until TERM or INT (exit code 0; a second signal exits immediately with code 1).
+    On USR1 it lets another replica lead and reports that it is not ready, to drain it before it is ended.
 
-    Everything can be said by HOLDFAST_* and in [gateway] of holdfast.toml as well, e.g. HOLDFAST_STOP_WITHIN=30. What
-    that file declares of datasets holds for the commands of operators, too.
+    Every option can also be set by HOLDFAST_* (HOLDFAST_STOP_WITHIN=30) and in [gateway] of holdfast.toml. The datasets
+    that this file declares apply to operators' commands, too.
 
     \b
     Examples:

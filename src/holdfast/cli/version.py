@@ -14,9 +14,9 @@ from holdfast.cli.app import json_option
 @click.command()
 @json_option
 def version(as_json: bool) -> None:
-    """Show the versions of holdfast and what it stands on.
+    """Show the versions of holdfast and its dependencies.
 
-    Connects to nothing.
+    Does not connect to a database.
 
     \b
     Example:
