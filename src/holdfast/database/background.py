@@ -421,7 +421,8 @@ def _close_all() -> None:
 
 
 def _close_with_multiprocessing() -> None:
-    """A child that multiprocessing forked ends without atexit, up to Python 3.12."""
+    """A child that multiprocessing forked ends without the exit functions that its parent has registered: up to Python
+    3.12 without any, and later without those from before the fork."""
     from multiprocessing import parent_process
     from multiprocessing.util import Finalize
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 
 import pytest
 
@@ -316,11 +315,10 @@ worker.join()
 def test_exit_of_a_process_of_multiprocessing_releases_at_once_what_nobody_works_under(
     either: str, threads: int
 ) -> None:
-    """It ends past atexit, while its threads may be at work. From Python 3.13 on it ends as every process does: threads
-    are waited for, and daemons are nobody."""
+    """It ends without the exit functions of its parent, while its threads may be at work: their lease expires."""
     with Child(_WORKER, either, threads) as child:
         child.expect("ending")
-        assert rows(either)["lease"] == (threads if sys.version_info < (3, 13) else 0)
+        assert rows(either)["lease"] == threads
         child.say("go on")
         assert child.wait() == 0
 
