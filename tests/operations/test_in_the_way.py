@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, running
+from tests.children import eventually
 from tests.operations.user_connections import key, opened, work
 from tests.user_connections import ask
 
@@ -163,3 +164,23 @@ async def test_a_connection_is_one_operations_at_a_time(kind: str, tmp_path: Pat
         assert (await running).result == 1
         await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "after"))
         assert each.rows() == ["after", "in"]
+
+
+def test_an_owner_that_ends_during_a_look_is_not_taken_for_dead(postgres_url: str) -> None:
+    """The look at its row is over and the look at its lease waits, when both change."""
+    name = key()
+    with (
+        holdfast.Client(postgres_url) as client,
+        running(postgres_url, name),
+        psycopg.connect(postgres_url) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        digest = client.operations.find(name).key
+        other.execute("lock table holdfast.lease in access exclusive mode")
+        look = pool.submit(ask, postgres_url, "select status, alive from holdfast.operation_get(%s)", digest)
+        waits = "select 1 from pg_locks where relation = 'holdfast.lease'::regclass and not granted"
+        eventually(lambda: ask(postgres_url, waits), "it waits for the lease")
+        other.execute("update holdfast.idempotency_log set status = 'success'")
+        other.execute("delete from holdfast.lease where name like '@op%'")
+        other.commit()
+        assert look.result(LONG) == [("partial", True)]

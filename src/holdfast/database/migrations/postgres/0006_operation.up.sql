@@ -130,21 +130,23 @@ select r.*, coalesce(r.outcome, (select 'done' from holdfast.idempotency_log g
                                   where g.idem_key = r.idem_key and g.status = 'success' and g.updated_at >= r.opened_at), 'open') as status
   from holdfast.review r;
 
--- Whether the lease is held, with that fence if one is given.
+-- Whether the lease is held, with that fence if one is given. Stable: it reads by the snapshot of the statement that read the
+-- log. By a later one the lease of an owner that has ended meanwhile is gone, although the row still says partial, and a
+-- living owner would be taken for dead.
 create function holdfast.operation_alive(lease text, fence bigint) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
     return exists (select from holdfast.lease l join holdfast.beat b on b.id = l.beat
                     where l.name = lease and (operation_alive.fence is null or l.fence = operation_alive.fence)
                       and not b.dead and b.expires_at > holdfast.snapshot_time());
 end $$;
 
--- The state of an operation. The result is hex, so that every database driver returns the same.
+-- The state of an operation. The result is hex, so that every database driver returns the same. Stable, as operation_alive is.
 create function holdfast.operation_get(key text,
     out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
     out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean,
     out now double precision)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     holder text;
