@@ -164,7 +164,8 @@ def test_a_command_in_the_background_waits_until_it_is_brought_to_the_foreground
     with shell(sqlite_url) as screen:
         screen.keys(f"{RUN} sh -c 'echo pid $$; exec cat' &\n")
         pid = screen.number("pid ")
-        eventually(lambda: state(pid) == "T", "it wants to read, and is stopped")
+        [holdfast] = [each for each in children(screen.process.pid) if pid in children(each)]
+        eventually(lambda: [state(pid), state(holdfast)] == ["T", "T"], "it wants to read, and both are stopped")
         screen.keys("echo the shell $((1 + 1))\n")
         screen.sees("the shell 2")
         screen.keys("fg\n")
