@@ -87,8 +87,9 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.process.kill()  # first, because it has no group before it runs
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # with its own children
+            os.killpg(self.pid, signal.SIGKILL)  # its own children
         self.process.wait(PATIENCE)
         with suppress(BrokenPipeError):
             self.stdin.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+import pytest
 
 from tests.children import Child
 
@@ -19,3 +22,13 @@ def test_a_process_is_waited_for_although_another_was_stopped_as_it_was_forked()
                 first.kill()
                 second.signal(signal.SIGCONT)
                 second.expect("up")
+
+
+def test_a_process_that_has_no_group_yet_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_none(group: int, number: int) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "killpg", has_none)
+    with Child(WAITS) as child:
+        pass
+    assert child.process.returncode == -signal.SIGKILL
