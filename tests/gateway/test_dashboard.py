@@ -129,7 +129,7 @@ def test_problems_come_first_and_are_told_to_those_who_hear_the_page(replica: Re
         page = visit()
         first = page.locator("main > section").first
         expect(first).to_contain_text("A lease was lost in the last 15 minutes")
-        expect(first).to_contain_text("was taken away by jane: a test")
+        expect(first).to_contain_text("forcibly released by jane: a test")
         expect(page.locator("#announcement[aria-live=polite]")).to_contain_text("A lease was lost")
         expect(page).to_have_title(re.compile(r"\(\d+\) holdfast$"))  # with how many there are
     assert page.evaluate("[...document.querySelectorAll('thead th')].every(each => each.scope === 'col')")

@@ -177,7 +177,7 @@ def _glance(snapshot: Snapshot) -> Panel:
     locks, slots, operations = _locks(snapshot), _slots(snapshot), _operations(snapshot)
     counts = {row["name"]: row["count"] for row in operations["counts"]}
     phases = Counter(formatting.sandbox_phase(record.payload) for record in snapshot.sandboxes)
-    unfinished = f"{counts['partial']} half done" if counts["partial"] else "none half done"
+    unfinished = f"{counts['partial']} interrupted" if counts["partial"] else "none interrupted"
     ready = f"ready of {len(snapshot.sandboxes)}"
     slots_note = f"{slots['held']} of them slots"
     return {

@@ -63,17 +63,17 @@ def _problem(
 
 def _database(snapshot: Snapshot) -> Iterator[PageProblem]:
     if snapshot.trouble is not None:
-        remedy = "What is shown below is the last known state. holdfast doctor names the cause."
+        remedy = "Below is the last known state. Run holdfast doctor to find the cause."
         yield PageProblem("critical", "The database does not answer", [Subject("", snapshot.trouble)], 0, remedy)
     if snapshot.unmigrated is not None:
-        title = "The tables are not there, or not those of this version"
+        title = "The tables are missing, or not those of this version"
         remedy = "Run holdfast migrate with a role that may change the schema."
         yield PageProblem("critical", title, [Subject("", snapshot.unmigrated)], 0, remedy)
 
 
 def _leader(snapshot: Snapshot) -> Iterator[PageProblem]:
     if snapshot.elector and not snapshot.trouble and all(lease.name != snapshot.elector for lease in snapshot.leases):
-        remedy = "A standby takes over by itself. If none does: does a replica run, and is it ready (/readyz)?"
+        remedy = "A standby takes over by itself. If none does, check that a replica is running and ready (/readyz)."
         subject = Subject(snapshot.elector, "has no holder")
         yield PageProblem("critical", "There is no leader", [subject], 0, remedy, "leaders")
 
@@ -83,14 +83,14 @@ def _heartbeats(snapshot: Snapshot) -> Iterator[PageProblem]:
     for lease in () if snapshot.trouble else snapshot.leases:  # no heartbeat is seen while the database is away
         ttl, left = lease.info.get("ttl"), lease.expires_at.timestamp() - snapshot.at
         if isinstance(ttl, int | float) and "for" not in lease.info and left < LATE_HEARTBEAT * ttl:
-            text = f"{lease.holder}, of {format_span(ttl)}"
+            text = f"{lease.holder}, TTL {format_span(ttl)}"
             late.append(Subject(lease.name, text, ("left", lease.expires_at.timestamp())))
-    remedy = "Its process may be paused, overloaded or cut off; when no time is left, the lease is free for others."
+    remedy = "Its process may be paused, overloaded or cut off. Once the lease expires, another process may take it."
     yield from _problem("warning", "A heartbeat is late", "heartbeats are late", late, remedy, "leases")
 
 
 def _lost_leases(snapshot: Snapshot) -> Iterator[PageProblem]:
-    texts = {"expired": "expired", "session_lost": "its session was gone", "forced": "was taken away"}
+    texts = {"expired": "expired", "session_lost": "session lost", "forced": "forcibly released"}
     lost = []
     for grant in snapshot.ended:
         at = grant.ended_at.timestamp()
@@ -98,15 +98,15 @@ def _lost_leases(snapshot: Snapshot) -> Iterator[PageProblem]:
         if grant.outcome in texts and snapshot.at - at < RECENT and not is_timed:
             by = f" by {grant.actor}: {grant.reason}" if grant.actor else ""
             lost.append(Subject(grant.name, f"{grant.holder}: {texts[grant.outcome]}{by}", ("ago", at)))
-    remedy = "Did its holder crash, or was it paused? holdfast history shows its holders."
+    remedy = "Its holder may have crashed, or was paused. holdfast history shows the former holders."
     one, many = "A lease was lost in the last 15 minutes", "leases were lost in the last 15 minutes"
     yield from _problem("warning", one, many, lost, remedy, "leases")
 
 
 def _relays(snapshot: Snapshot) -> Iterator[PageProblem]:
     parked = [Subject(relay.name, f"{format_number(relay.parked)} parked") for relay in snapshot.relays if relay.parked]
-    remedy = "holdfast relay parked shows why; holdfast relay retry publishes them again."
-    one, many = "A relay has something that its sink refused", "relays have something that their sinks refused"
+    remedy = "holdfast relay parked shows why. holdfast relay retry publishes them again."
+    one, many = "A relay has events that its sink refused", "relays have events that their sinks refused"
     yield from _problem("warning", one, many, parked, remedy, "operations")
     stuck = [
         Subject(
@@ -117,7 +117,9 @@ def _relays(snapshot: Snapshot) -> Iterator[PageProblem]:
         for relay in snapshot.relays
         if relay.problem or relay.lag > MAX_LAG
     ]
-    remedy = "Is its sink up, and does a process run the relay? Nothing is lost: it continues where it stopped."
+    remedy = (
+        "Check that its sink is up and that a process runs the relay. No event is lost: it resumes where it stopped."
+    )
     yield from _problem("warning", "A relay is behind", "relays are behind", stuck, remedy, "operations")
 
 
@@ -127,8 +129,8 @@ def _operations(snapshot: Snapshot) -> Iterator[PageProblem]:
         for record in snapshot.unfinished
         if record.status == "partial"
     ]
-    remedy = "Its owner died. The next run recovers it; so does operation.rollback or operation.reset."
-    one, many = "An operation was left half done", "operations were left half done"
+    remedy = "Its process died. The next run repairs it; so do the commands operation.rollback and operation.reset."
+    one, many = "An operation was interrupted", "operations were interrupted"
     yield from _problem("critical", one, many, partial, remedy, "operations")
     reviews = [
         Subject(
@@ -136,7 +138,7 @@ def _operations(snapshot: Snapshot) -> Iterator[PageProblem]:
         )
         for review in snapshot.reviews
     ]
-    remedy = "Read it, then run review.approve or review.reject."
+    remedy = "Read it, then run the command review.approve or review.reject."
     yield from _problem("warning", "A review is open", "reviews are open", reviews, remedy, "operations")
 
 
@@ -150,19 +152,19 @@ def _locks(snapshot: Snapshot) -> Iterator[PageProblem]:
         for lock in snapshot.locks
         if not lock.granted and (lock.duration or 0) > MAX_WAIT
     ]
-    remedy = "Its holder is shown below. lock.end ends a session that is stuck."
-    one, many = "A lock is waited for too long", "locks are waited for too long"
+    remedy = "The holder is shown below. The command lock.end terminates a session that is stuck."
+    one, many = "A session has waited too long for a lock", "sessions have waited too long for a lock"
     yield from _problem("warning", one, many, waiting, remedy, "locks")
 
 
 def _slots(snapshot: Snapshot) -> Iterator[PageProblem]:
     violations = [
-        Subject(pool, f"{kind.replace('_', ' ')}, {format_number(count)} times in all", ("ago", float(round(at))))
+        Subject(pool, f"{kind.replace('_', ' ')}, {format_number(count)} times in total", ("ago", float(round(at))))
         for (pool, kind), (count, at) in snapshot.violations.items()
         if snapshot.at - at < RECENT
     ]
-    remedy = "A session and the lease of its slot contradict each other: the log of this replica names both."
-    one, many = "A pool's slots are not what its sessions say", "kinds of slots are not what their sessions say"
+    remedy = "A session and the lease of its slot contradict each other. The log of this replica names both."
+    one, many = "Slots and sessions of a pool disagree", "disagreements between slots and sessions"
     yield from _problem("critical", one, many, violations, remedy, "slots")
 
 

@@ -47,7 +47,7 @@
   function announce() {
     const titles = [...document.querySelectorAll(".problems h3")];
     document.title = `${titles.length ? `(${titles.length}) ` : ""}holdfast`;
-    const text = titles.length ? titles.map((title) => title.textContent.trim()).join(". ") : "All is well";
+    const text = titles.length ? titles.map((title) => title.textContent.trim()).join(". ") : "No problems";
     put(announcement, text); // a screen reader reads it when it changes
   }
 
