@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.integrations.asgi import IdempotencyMiddleware
-from tests.children import PATIENCE
+from tests.children import PATIENCE, query
 from tests.integrations.asgi_client import JSON, Client, Shop, ask, guarded
 from tests.project.test_readme import blocks
 
@@ -282,21 +284,41 @@ async def test_a_principal_that_is_none_is_nobodys_key(client: holdfast.AsyncCli
         assert shop.effects == []
 
 
-async def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/howto/idempotency-key.md").read_text(encoding="utf-8")
-    example, kinds, finding = blocks("python", page)
+PAGE = (Path(__file__).parents[2] / "docs/howto/idempotency-key.md").read_text(encoding="utf-8")
+
+
+async def test_the_first_program_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, on_partial, _ = blocks("python", PAGE)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    for code in (example, finding, kinds):
-        exec(code, namespace)
-    app = namespace["app"]
-    async with app.router.lifespan_context(app), httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://shop"
-    ) as shop:  # fmt: skip
-        assert (await shop.post("/charges", json=7)).status_code == 400
-        [line] = [line for line in page.splitlines() if line.startswith("Idempotency-Key: ")]
-        name, _, value = line.partition(": ")
-        replies = [await shop.post("/charges", json=7, headers={name: value}) for _ in range(2)]
-        assert [each.json() for each in replies] == [{"charged": 7}] * 2
+    exec(shop, namespace)
+    [(name, value)] = re.findall(r"-H '(Idempotency-Key): (.*?)'", PAGE)
+    async with served(namespace["app"]) as http:
+        assert (await http.post("/charges", json={"amount": 7})).status_code == 400
+        replies = [await http.post("/charges", json={"amount": 7}, headers={name: value}) for _ in range(2)]
+        assert [each.status_code for each in replies] == [201, 201]
+        assert replies[0].json() == replies[1].json()
         assert [each.headers.get("Idempotent-Replayed") for each in replies] == [None, "true"]
-        assert (await shop.post("/charges", json=8, headers={name: value})).status_code == 422
+        assert (await http.post("/charges", json={"amount": 8}, headers={name: value})).status_code == 422
+    namespace["app"].middleware_stack = None
+    exec(on_partial, namespace)
+
+
+async def test_the_second_program_of_the_page_books_exactly_once(postgres_url: str) -> None:
+    *_, bank = blocks("python", PAGE)
+    namespace: dict[str, Any] = {"__name__": "bank"}
+    exec(bank.replace("postgresql://localhost/app", postgres_url), namespace)
+    async with served(namespace["app"]) as http:
+        transfer, headers = {"account": "jane", "amount": 7}, {"Idempotency-Key": "8e03"}
+        replies = await asyncio.gather(*[http.post("/transfers", json=transfer, headers=headers) for _ in range(5)])
+        assert [(each.status_code, each.json()) for each in replies] == [(201, {"id": 1})] * 5
+        other = await http.post("/transfers", json={**transfer, "amount": 8}, headers=headers)
+        assert (other.status_code, (await http.post("/transfers", json=transfer)).status_code) == (422, 422)
+    assert query(postgres_url, "select account, amount from transfers") == [("jane", 7)]
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
+        yield http

@@ -141,11 +141,31 @@ def test_the_pages_on_operations_slots_and_files_run(tmp_path: Path, monkeypatch
         for name in ("operations", "slots", "rows-and-files"):
             page = (ROOT / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8")
             for code in blocks("python", page):
-                if "great_expectations" not in code:  # which has a test of its own
-                    run(code, known)
+                if "great_expectations" in code or "postgresql://" in code:  # which have tests of their own
+                    continue
+                run(code, known)
         assert {each.label for each in client.operations.list()} >= {"charge:42", "charge:43"}
         assert known["slots"].owners() == {1: "session-3"}
     assert json.loads((tmp_path / "settings.json").read_text(encoding="utf-8")) == {"port": 8080}
+
+
+@pytest.mark.parametrize("name", ["load.py", "load_orm.py"])
+def test_the_programs_on_operations_load_exactly_once(name: str, postgres_url: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "howto" / "operations.md").read_text(encoding="utf-8")
+    [program] = [code for code in blocks("python", page) if code.startswith(f"# {name} ")]
+    (tmp_path / name).write_text(program.replace("postgresql://localhost/app", postgres_url), encoding="utf-8")
+    [rows] = re.findall(r"`printf '(.*)' > parcels.csv`", page)
+    (tmp_path / "parcels.csv").write_text(rows.replace("\\n", "\n"), encoding="utf-8")
+    output = ""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        output += f"$ python load.py\n{done.stdout}"
+    assert output in blocks("", page)
+    table = {"load.py": "parcels", "load_orm.py": "plots"}[name]
+    assert query(postgres_url, f"select id, area from {table} order by id") == [(1, 20.5), (2, 31.0)]
 
 
 BEGIN = """
