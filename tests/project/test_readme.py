@@ -107,14 +107,10 @@ def test_the_page_on_governance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "holdfast.toml").write_text(declared, encoding="utf-8")
     (tmp_path / "parcels.csv").write_text("1", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    calls: list[int] = []
-    known: dict[str, Any] = {
-        "holdfast": holdfast, "url": f"sqlite:///{tmp_path / 'app.db'}", "path": tmp_path / "parcels.csv",
-        "load": lambda: calls.append(1), "slo": SimpleNamespace(budget_spent=lambda: False),
-    }  # fmt: skip
+    known: dict[str, Any] = {"slo": SimpleNamespace(budget_spent=lambda: False)}
     for code in blocks("python", page):
         run(code, known)
-    assert len(calls) == 3
+    assert [each.status for each in known["client"].operations.list()] == ["success"] * 3
     assert [each["properties"] for each in known["masked"]["features"]] == [{"kind": "barrow", "h3": "851e15b7fffffff"}]
     with pytest.raises(holdfast.PolicyDenied, match=r"reveals a position"):
         known["client"].operation(replace(known["key"], task="again"), payload=known["exact"]).run(int)
