@@ -187,7 +187,7 @@ PLAYED = {
     "howto/telemetry": (
         BEGIN + "grant = client.lease('measured').acquire()",
         "assert telemetry.readings()['leases_held'] >= 1",
-        {},
+        {"start_http_server(9464)": "start_http_server(0)"},
     ),
     "howto/reconcile": (
         BEGIN,
