@@ -71,6 +71,27 @@ def test_manifests_are_valid(path: Path) -> None:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
+def test_the_page_on_kubernetes_shows_valid_manifests_that_call_what_there_is() -> None:
+    page = (ROOT / "docs/howto/kubernetes.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    manifests = [each for block in shown for each in yaml.safe_load_all(block)]
+    cronjob, deployment, budget, *parts = manifests
+    pod = deployment["spec"]["template"]["spec"]
+    for part in parts:  # of a container
+        pod["containers"][0] |= part
+    for each in (cronjob, deployment, budget):
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    [job] = cronjob["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    [migrate] = pod["initContainers"]
+    for program, *words in (job["command"] + job["args"], migrate["command"]):
+        assert (program, understood(words)[0]) in {("holdfast", "run"), ("holdfast", "migrate")}
+    [example] = documents(ROOT / "examples/kubernetes/cronjob.yaml")
+    assert (
+        example["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        == cronjob["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    )
+
+
 def test_every_container_calls_what_there_is_with_secrets_from_secrets() -> None:
     called = []
     for each in containers():
