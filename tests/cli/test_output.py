@@ -126,7 +126,7 @@ def test_control_bytes_that_got_into_the_tables_are_escaped(sqlite_url: str) -> 
 
 def test_an_encoding_that_lacks_a_character_is_no_error(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
-        client.lease("größe 日").acquire()
+        client.lease("größe 日", ttl=600).acquire()
         assert "gr\\xf6\\xdfe \\u65e5" in ask(*at(sqlite_url, "ls"), PYTHONIOENCODING="ascii")
 
 

@@ -259,7 +259,7 @@ def test_nulls_unicode_and_large_values_arrive_whole(postgres_url: str, prepared
     raw = Raw(postgres_url, prepared=prepared)
     name, reason = "Grüße 漢字 '\"\\ %s $1 :name", "𝄞" * 1000
     large = '{"label": "x", "unused": "' + "y" * 12_000_000 + '"}'
-    [row] = raw.call("lease_acquire", **acquisition(name, "ü" * 200, process=large))
+    [row] = raw.call("lease_acquire", **acquisition(name, "ü" * 200, process=large, ttl=600.0))
     assert row["held_by"] is None
     assert [each["name"] for each in raw.call("lease_list", name=None)] == [name]
     assert raw.done("lease_force_release", name=name, actor="é", reason=reason)

@@ -131,7 +131,7 @@ def halted(stack: ExitStack, begin: Callable[[], Instance], which: Callable[[Ins
         instance = begun(stack, begin)
         eventually(lambda of=instance: len(of.work()) > len(b"began"), "all its threads have begun")  # type: ignore[misc]
         halt(instance.url, pid := which(instance))
-        if _state(pid) in "Tt" and ends_at(instance.url, instance.key) > time.time() + TTL / 3:
+        if state(pid) in "Tt" and ends_at(instance.url, instance.key) > time.time() + TTL / 3:
             return instance
         instance.kill()
     raise AssertionError("none of five instances was stopped while its guard was held")
@@ -140,7 +140,7 @@ def halted(stack: ExitStack, begin: Callable[[], Instance], which: Callable[[Ins
 def halt(url: str, pid: int) -> None:
     """Stop a process, but not while it has locked an SQLite file: all others would wait for it."""
     stand_still(pid)
-    while url.startswith("sqlite") and _state(pid) in "Tt" and not _is_free(url.removeprefix("sqlite:///")):
+    while url.startswith("sqlite") and state(pid) in "Tt" and not _is_free(url.removeprefix("sqlite:///")):
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.01)
         stand_still(pid)
@@ -172,10 +172,10 @@ def ends_at(url: str, key: str) -> float:
 
 def stand_still(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: _state(pid) in "TtZX", what="it stands still")
+    until(lambda: state(pid) in "TtZX", what="it stands still")
 
 
-def _state(pid: int) -> str:
+def state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[0]
     except OSError:

@@ -36,6 +36,7 @@ from tests.recipes.guard.instances import (
     halt,
     halted,
     seconds_late,
+    state,
 )
 
 KILLED = -signal.SIGKILL
@@ -146,6 +147,8 @@ def test_paused_and_resumed_after_the_ttl_it_executes_nothing(postgres_url: str,
             client = stack.enter_context(holdfast.Client(postgres_url))
             for instance in guarded:
                 stack.enter_context(client.lease(instance.key, timeout=PATIENCE))
+            for instance in guarded:
+                eventually(lambda of=instance: state(of.pid) == "Z", "its timer has expired")  # type: ignore[misc]
             before = [instance.work() for instance in guarded]
             for instance in guarded:
                 instance.signal(signal.SIGCONT)
@@ -167,6 +170,17 @@ def inside(instance: Instance) -> int:
     for _ in range(2):  # the one that is under way may have begun before the threads
         heartbeat(instance)
     return pid
+
+
+FATAL = signal.SIGRTMAX - 1
+
+
+def is_signalled(pid: int) -> bool:
+    """Whether the fatal signal is pending in each thread of a process that is stopped. A timer is late on a CPU that
+    stood still, and the lease may have been taken over on another one meanwhile."""
+    texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    pending = [int(line.split()[1], 16) for text in texts for line in text.splitlines() if line.startswith("SigPnd:")]
+    return all(signals >> (FATAL - 1) & 1 for signals in pending)
 
 
 def heartbeat(instance: Instance) -> None:
@@ -196,9 +210,11 @@ def test_the_first_process_of_a_container_executes_nothing_either(postgres_url: 
             outside = halted(stack, begin, which)
             client = stack.enter_context(holdfast.Client(postgres_url))
             stack.enter_context(client.lease(outside.key, timeout=PATIENCE))
+            first = pids[-1]
+            eventually(lambda of=first: is_signalled(of), "its timers have expired")  # type: ignore[misc]
             before = outside.work()
-            os.kill(pids[-1], signal.SIGCONT)
-            assert outside.wait() == 63
+            os.kill(first, signal.SIGCONT)
+            assert outside.wait() == FATAL
             assert outside.work() == before
 
 
