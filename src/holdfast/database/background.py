@@ -97,6 +97,8 @@ class Background:
         self._pending: list[PendingStatement] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._key_requests: list[Callable[[], None]] = []
+        self._session_users: set[str] = set()
+        """Tokens of acquires in flight that refer to the session key."""
         self._thread: threading.Thread | None = None
         self._wakeup = (-1, -1)
         """A pipe that ends the thread's sleep."""
@@ -141,11 +143,19 @@ class Background:
         if self.listener.set_holder(name, session_key):
             self.wake()
 
-    def request_session_key(self, ready: Callable[[], None]) -> None:
-        """Open the session and lock a key in it, then call ``ready``: ``session_key`` or ``session_error`` is set."""
+    def request_session_key(self, user: str, ready: Callable[[], None]) -> None:
+        """Open the session and lock a key in it, then call ``ready``: ``session_key`` or ``session_error`` is set. The
+        session stays open until ``leave_session(user)``."""
         with self.lock:
+            self._session_users.add(user)
             self._key_requests.append(ready)
         self.wake()
+
+    def leave_session(self, user: str) -> None:
+        with self.lock:
+            if user in self._session_users:
+                self._session_users.remove(user)
+                self.call_later(LINGER, lambda: None)  # a refused acquire may be repeated soon
 
     def wake_by(self, when: float) -> None:
         """The thread must not sleep beyond ``when``."""
@@ -290,7 +300,7 @@ class Background:
             os.read(self._wakeup[0], 4096)
 
     def _needs_session(self) -> bool:
-        return self.heartbeat is not None and self.heartbeat.needs_session()
+        return bool(self._session_users) or (self.heartbeat is not None and self.heartbeat.needs_session())
 
     def _heartbeat_due(self) -> float | None:
         return None if self.heartbeat is None else self.heartbeat.next_due()
@@ -336,8 +346,6 @@ class Background:
             self.session_error = error
             raise
         finally:
-            if requests:
-                self.call_later(LINGER, lambda: None)  # keeps the session until the acquire that wants it is answered
             for ready in requests:
                 ready()
 

@@ -213,17 +213,26 @@ class Handle(ABC, Generic[G]):
 
     def _attempt(self, grants: list[G], timeout: float = CALL_TIMEOUT) -> Refusal | None:
         """Ask once. Undone if it is interrupted before the grant is in ``grants``."""
-        terms, engine, token = self._terms, self._engine, new_token()
-        engine.check_usable()
+        self._engine.check_usable()
+        token = new_token()
+        if self._terms.failover != "session":
+            return self._attempt_with(token, None, grants, timeout)
+        background = keeper_of(self._engine.database, brittle=True).background
+        try:
+            return self._attempt_with(token, self._session_key(token, timeout), grants, timeout)
+        finally:
+            background.leave_session(token)
+
+    def _attempt_with(self, token: str, session_key: int | None, grants: list[G], timeout: float) -> Refusal | None:
+        terms, engine = self._terms, self._engine
         keeper = keeper_of(engine.database, brittle=terms.brittle)
-        session_key = self._session_key(timeout) if terms.failover == "session" else None
         shares = terms.auto_renew and not terms.has_own_beat
         beat = keeper.reserve(terms.ttl, session_key) if shares else None
         try:
             row, asked_at = self._call(token, beat, session_key, timeout)
             if row["status"] == "beat_lost" and beat is not None:
                 if session_key is not None:  # the beat may have gone with the session
-                    session_key = self._session_key(timeout)
+                    session_key = self._session_key(token, timeout)
                 lost, beat = beat, keeper.reserve(terms.ttl, session_key, instead_of=beat)
                 keeper.unreserve(lost)
                 row, asked_at = self._call(token, beat, session_key, timeout)
@@ -297,10 +306,10 @@ class Handle(ABC, Generic[G]):
         label: str = self._engine.process["label"]
         return self._terms.holder or label
 
-    def _session_key(self, timeout: float) -> int:
-        """The key that the background session has locked. Requested each time: that keeps the session open."""
+    def _session_key(self, token: str, timeout: float) -> int:
+        """The key that the background session has locked. The session stays open for this acquire."""
         background, ready = keeper_of(self._engine.database, brittle=True).background, Wakeup()
-        background.request_session_key(ready.set)
+        background.request_session_key(token, ready.set)
         ready.wait(timeout)
         if background.session_key is None:
             raise background.session_error or EngineError(

@@ -12,9 +12,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
+from holdfast.database import background
 from holdfast.database.statements import statements
 from holdfast.testing import Postgres
 from tests.children import NONE, PATIENCE, Child, backends, eventually, query, rows
@@ -261,3 +263,23 @@ def test_a_writer_that_holds_up_a_heartbeat_does_not_end_the_session(
             standby.lease("term", ttl=600, failover="session").acquire()
         term.renew()
         term.check()
+
+
+def test_an_acquire_that_takes_long_keeps_its_session(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session had no other use yet, and was closed after a moment of idleness: the lease was lost at once."""
+    monkeypatch.setattr(background, "LINGER", 0.02)
+    blocked = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'lease_acquire'"
+    with (
+        psycopg.connect(postgres_url) as other,
+        holdfast.Client(postgres_url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other.execute("lock table holdfast.lease in access exclusive mode")
+        acquiring = pool.submit(client.lease("term", ttl=HOUR, failover="session").acquire)
+        eventually(lambda: query(postgres_url, blocked), "it waits for the table")
+        threading.Event().wait(0.5)  # nothing happens now, and nothing may
+        other.rollback()
+        grant = acquiring.result(PATIENCE)
+        grant.check()
+        assert grant.release() is True
+    eventually(lambda: backends(postgres_url) == [], "no session outlives what it was for")
