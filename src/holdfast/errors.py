@@ -118,8 +118,9 @@ class OperationInProgress(HoldfastError):
 
 
 class OperationFailed(HoldfastError):
-    """It is not tried again before an operator resets it. ``status``: "failure", or "partial" if its owner died and its
-    effect is unknown. ``error``: what was recorded, with ``type`` and ``message``, or None."""
+    """It is not tried again before an operator resets it. ``status``: "failure"; "undone" if its last attempt was
+    rolled back; "partial" if its owner died and its effect is unknown. ``error``: what was recorded, with ``type`` and
+    ``message``, or None."""
 
     def __init__(self, message: str, *, key: str, label: str, status: str, error: Mapping[str, Any] | None) -> None:
         super().__init__(message)

@@ -89,11 +89,11 @@ def test_a_rollback_undoes_it_with_what_is_registered_and_it_can_be_done_again(c
     outcome = operator.run(client, "operation.rollback", {"key": "publish"}, **JANE)
     assert outcome.changes == ["operation 'publish', success in attempt 1, is undone by unpublish"]
     for dry_run in (True, False):
-        with pytest.raises(operator.CommandRefused, match="'publish' leaves nothing to undo: it has failed"):
+        with pytest.raises(operator.CommandRefused, match="'publish' leaves nothing to undo: it was undone already"):
             operator.run(client, "operation.rollback", {"key": "publish"}, **JANE, dry_run=dry_run)
     assert undone == [{"draft": 42}]
     assert client.operations.verify().passed
-    assert [each.status for each in client.operations.replay("publish")] == ["failure"]
+    assert [each.status for each in client.operations.replay("publish")] == ["undone"]
     assert not client.operation("publish", rollback="unpublish").run(publish).replayed
     with pytest.raises(operator.CommandRefused, match="has no rollback"):
         operator.run(client, "operation.rollback", {"key": "charge:42"}, **JANE)

@@ -216,7 +216,7 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
         assert 0 < phone.evaluate(HEIGHT, "xxx") < 120, "whoever needs all of a name points at it"
         lefts = phone.evaluate("(parts) => parts.map((part) => document.getElementById(part).offsetLeft)", PARTS)
         assert len(set(lefts)) == 1, "one column"
-        dark.wait_for_function(COUNTS, arg="partial 1 running 0 failure 1 success 2")
+        dark.wait_for_function(COUNTS, arg="partial 1 running 0 failure 1 undone 0 success 2")
 
 
 def test_a_short_name_stays_on_one_line_beside_long_ones(replica: Replica, visit: Any) -> None:

@@ -75,12 +75,13 @@ async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: 
         assert (waiter["label"], waiter["blocked_by"]) == ("report" + HOSTILE, [holder["pid"]])
         by_status = {
             status: [each["label"] for each in (await told(http, "/operations", status=status))["operations"]]
-            for status in ("success", "failure", "partial", "running")
+            for status in ("success", "failure", "partial", "undone", "running")
         }
         assert by_status == {
             "success": ["load rivers" + HOSTILE, "load parcels" + HOSTILE],
             "failure": ["publish tiles" + HOSTILE],
             "partial": ["publish map" + HOSTILE],
+            "undone": [],
             "running": [],
         }
         assert (await told(http, "/operations", dataset="nothing"))["operations"] == []

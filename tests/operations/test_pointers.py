@@ -50,7 +50,7 @@ def test_a_pointer_is_good_for_a_rollback_while_its_attempt_stands(client: holdf
     operations.rollback(seen[0], **BY_JANE)
     assert undone == [{"draft": 0}]
     refused(first, f"pointer {first} is of operation '{key}' in attempt 1, which is not the latest any more")
-    refused(operations.find(key).pointer, "lock_released, leaves nothing to undo: it is failure")
+    refused(operations.find(key).pointer, "lock_released, leaves nothing to undo: it is undone")
     second = run()
     refused(first, "it is success in attempt 2 now; give its current pointer, or its key")
     refused(f"5:{'0' * 64}", "no entry of the log has the pointer 5:0")

@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast import PolicyDenied
 from holdfast.governance import Allow, PolicyContext
-from holdfast.testing.operation_contract import name
+from holdfast.testing.operation_contract import interrupted, name
 from tests.children import eventually
 from tests.operations.policies import BY_ELDER, POINT, connected, every_way, fail, governed, key
 
@@ -84,6 +84,27 @@ def test_a_retry_sees_the_input_that_it_saw_first(either: str, attempt: Any) -> 
         assert attempt(client, key(burials, checksum="c"), int, payload=1, **why).result == 0
         client.operations.reset(filled, **BY_ELDER)
         assert attempt(client, filled, int, **why).attempt == 1, "what it would have been a retry of is done"
+
+
+def test_an_undone_operation_counts_as_one_that_failed(either: str) -> None:
+    """Its effect is gone, so the same may be done under another key; its failed attempts stay."""
+    burials, flaky = f"burials-{name()}", f"flaky-{name()}"
+    why: dict[str, Any] = {"justification": "the council agreed"}
+    with governed(either) as client:
+        client.operations.register("undo", rollback=int)
+        client.operation(key(burials, checksum="c"), rollback="undo", **why).run(int)
+        client.operations.rollback(key(burials, checksum="c"), **BY_ELDER)
+        assert client.operation(key(burials, "again", checksum="c"), **why).run(int).attempt == 1
+        died = [key(burials, "died", checksum="c2"), key(flaky, "a"), key(flaky, "b")]
+        for each in died:
+            with pytest.raises(KeyboardInterrupt):
+                client.operation(each, rollback="undo", **why).run(interrupted)
+        client.operations.recover()
+        assert {client.operations.find(each).status for each in died} == {"undone"}
+        with pytest.raises(PolicyDenied, match="had another one and has not succeeded"):
+            client.operation(key(burials, "died", checksum="d"), **why).run(int)
+        with pytest.raises(PolicyDenied, match="used up its error budget: 2 failed in the last hour"):
+            client.operation(key(flaky, "a"), rollback="undo").run(int)
 
 
 def test_what_one_open_transaction_has_done_counts_in_it(either: str) -> None:

@@ -17,7 +17,7 @@ from holdfast.cli.ops_recover import recover, reset, rollback
 if TYPE_CHECKING:
     from holdfast import Client
 
-STATUSES = ("success", "failure", "partial", "running")
+STATUSES = ("success", "failure", "partial", "undone", "running")
 TITLES = ("operation", "status", "attempt", "dataset", "updated (UTC)", "error", "key")
 ENTRY_TITLES = ("entry", "at (UTC)", "kind", "attempt", "fence", "detail")
 FIELDS = (

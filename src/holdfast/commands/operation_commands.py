@@ -48,8 +48,9 @@ def operation_rollback(window: Window, *, key: str) -> Steps:
         raise CommandRefused(str(error)) from None
     if record.rollback is None:
         raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
-    if record.status == "failure" and not record.effect_started:
-        raise CommandRefused(f"operation {record.label!r} leaves nothing to undo: it has failed without an effect")
+    if record.status in ("failure", "undone") and not record.effect_started:
+        why = "it was undone already" if record.status == "undone" else "it has failed without an effect"
+        raise CommandRefused(f"operation {record.label!r} leaves nothing to undo: {why}")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
     _check_unchanged(window, record.key, record)
     window.client.operations.rollback(key, actor=window.actor, reason=window.reason)

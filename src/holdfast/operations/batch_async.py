@@ -299,7 +299,7 @@ class AsyncBatchPart:
         for digest in [digest for digest in self._claimed if digest not in self._chains]:
             op = self._op(digest)
             op._add_entry("rollback", {"attempt": op.attempt, "why": why})
-            self._ends[digest] = ("failure", None, None, error, "0", "0", None)
+            self._ends[digest] = ("undone", None, None, error, "0", "0", None)
         try:
             await self._finish()
         except HoldfastError as problem:

@@ -7,7 +7,7 @@ success, result kept / not kept             REPLAY / EXPIRED
 partial, owner alive                        RUNNING
 failure, error remembered                   REFUSE_FAILED
 failed as often as allowed                  EXHAUSTED
-failure without an effect                   EXECUTE
+failure without an effect, undone           EXECUTE
 partial or failure, effect possible         ROLL_BACK, VERIFY or REFUSE_PARTIAL, by ``on_partial``
 """
 

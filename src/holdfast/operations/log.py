@@ -258,8 +258,8 @@ _NO_ATTEMPT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class OperationState:
-    """The state of an operation according to its entries. ``status``: partial | success | failure | reset; a running
-    attempt is partial, too, because the log does not know whether its owner is alive."""
+    """The state of an operation according to its entries. ``status``: partial | success | failure | undone | reset;
+    a running attempt is partial, too, because the log does not know whether its owner is alive."""
 
     operation: str
     status: str = "partial"
@@ -350,7 +350,7 @@ def _changes(state: OperationState, entry: LogEntry) -> dict[str, Any]:
             fields = entry.fields
             error = format_error(correction_error("rollback", fields))
             failures = state.failures + (state.open and "why" not in fields)
-            return _NO_ATTEMPT | {"status": "failure", "error": error, "failures": failures}
+            return _NO_ATTEMPT | {"status": "undone", "error": error, "failures": failures}
         case "reset":
             error = format_error(correction_error("reset", entry.fields))
             return _NO_ATTEMPT | {"status": "reset", "error": error, "resets": state.resets + 1}

@@ -81,7 +81,7 @@ RECOVERY_TERMS = OperationTerms.check(
     when_locked="fail", timeout=0.0, ttl=30.0, keep=None, on_partial="refuse", actor=None, justification=None,
     retry=None, options=None, undoes=False, probes=False,
 )  # fmt: skip
-_STATUSES = ("success", "failure", "partial", "running")
+_STATUSES = ("success", "failure", "partial", "undone", "running")
 
 # ``list`` is a method inside of the class.
 Rows = list[dict[str, Any]]
@@ -133,7 +133,7 @@ class AsyncOperations:
         return OperationRecord._of(rows[0]) if rows else None
 
     async def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
-        """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
+        """The latest first. ``status``: success | failure | running | partial (its owner is dead) | undone."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         check_limit(limit)

@@ -57,12 +57,12 @@ class Outcome(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """An operation in a listing of ``client.operations``. ``status``: success | failure | running | partial: its owner
-    is dead, and left it half done."""
+    """An operation in a listing of ``client.operations``. ``status``: success | failure | running | partial (its owner
+    is dead, and left it half done) | undone (rolled back, and not run again since)."""
 
     key: str
     label: str
-    status: Literal["success", "failure", "running", "partial"]
+    status: Literal["success", "failure", "running", "partial", "undone"]
     attempt: int
     failures: int
     fence: int

@@ -140,7 +140,8 @@ class Recovery:
         op._add_entry(kind, detail)
         op._has_begun = False
         error = json.dumps(correction_error(kind, detail))
-        self._attempt.close(op, "failure", error=error, failures=failures)
+        status = "undone" if kind == "rollback" else "failure"  # the row has no status of its own for a reset
+        self._attempt.close(op, status, error=error, failures=failures)
 
 
 def _changed_error(key: Key) -> HoldfastError:

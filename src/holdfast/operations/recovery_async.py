@@ -141,7 +141,8 @@ class AsyncRecovery:
         op._add_entry(kind, detail)
         op._has_begun = False
         error = json.dumps(correction_error(kind, detail))
-        await self._attempt.close(op, "failure", error=error, failures=failures)
+        status = "undone" if kind == "rollback" else "failure"  # the row has no status of its own for a reset
+        await self._attempt.close(op, status, error=error, failures=failures)
 
 
 def _changed_error(key: Key) -> HoldfastError:

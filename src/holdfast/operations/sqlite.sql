@@ -85,10 +85,10 @@ select number, entries from holdfast_wal where idem_key = :key and number > coal
 -- name: operation_kin
 select (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
          where dataset_id = :dataset and operation_type = :operation and raw_checksum is :checksum and params_hash = :params_hash
-           and idem_key <> :key and status <> 'failure' limit 1) as same,
+           and idem_key <> :key and status not in ('failure', 'undone') limit 1) as same,
        (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
          where dataset_id = :dataset and operation_type = :operation and params_hash = :params_hash and pipeline_id = :pipeline and task_id = :task
-           and raw_checksum is not :checksum and (status = 'partial' or status = 'failure' and failures > 0) limit 1) as retry_of;
+           and raw_checksum is not :checksum and (status = 'partial' or status in ('failure', 'undone') and failures > 0) limit 1) as retry_of;
 
 -- name: review_open.close_done
 update holdfast_review set closed_at = {now}, spent_at = {now}, outcome = 'done'
@@ -129,7 +129,7 @@ update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor
 
 -- name: operation_failed
 select coalesce(sum(failures), 0) as failed from holdfast_idempotency_log
- where status <> 'success' and updated_at > {now} - :seconds and status = 'failure' and failures > 0 and dataset_id is :dataset;
+ where status <> 'success' and updated_at > {now} - :seconds and status in ('failure', 'undone') and failures > 0 and dataset_id is :dataset;
 
 -- name: wal_chains
 with known (key) as (
@@ -195,8 +195,8 @@ update holdfast_idempotency_log set result = null where idem_key in (
     select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :limit);
 
 -- name: operation_health
--- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. What was reset or
--- rolled back by hand, as its error says, is not counted as failed.
+-- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. An operation that
+-- was reset (its error names the actor) is not counted as failed.
 select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operations, coalesce(sum(status = 'partial'), 0) as partial,
        coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
        coalesce(sum(status = 'partial' and not alive and updated_at < {now} - :stale), 0) as stale_partials,

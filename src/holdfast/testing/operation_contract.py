@@ -495,8 +495,8 @@ class OperationContract:
         assert sorted(effects) == ["tried", "undo", "undo the half"]
         statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
         assert statuses == {
-            "undone": "failure", "done": "success", "in part": "failure", "unknown": "partial", "fails": "partial",
-            "not begun": "failure",
+            "undone": "undone", "done": "success", "in part": "undone", "unknown": "partial", "fails": "partial",
+            "not begun": "undone",
         }  # fmt: skip
         assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
         assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
@@ -525,8 +525,10 @@ class OperationContract:
 
         client.operation(key, rollback=f"undo {key}").run(work)
         client.operations.rollback(key, actor="jane", reason="wrong file")
-        assert client.operations.get(key).status == "failure"
-        with pytest.raises(LookupError, match="leaves nothing to undo: it is failure"):
+        assert client.operations.get(key).status == "undone"
+        assert key in [each.label for each in client.operations.list(status="undone")]
+        assert [each.status for each in client.operations.replay(key)] == ["undone"]
+        with pytest.raises(LookupError, match="leaves nothing to undo: it is undone"):
             client.operations.rollback(key, actor="jane", reason="a retry")
         assert effects == [{}]
         assert client.operation(key, retry=Retry(attempts=1)).run(effects.do(2)).attempt == 2, "nothing has failed"

@@ -232,7 +232,7 @@ def test_a_life_is_folded_into_its_state_and_result() -> None:
     )  # fmt: skip
     states = [log.fold(entries[: count + 1])[OPERATION] for count in range(len(entries))]
     assert [each.status for each in states] == [
-        "partial", "partial", "partial", "failure", "partial", "failure", "partial", "partial", "success", "reset",
+        "partial", "partial", "partial", "undone", "partial", "failure", "partial", "partial", "success", "reset",
         "reset",
     ]  # fmt: skip
     assert [each.effect_started for each in states[:5]] == [False, True, True, False, False]

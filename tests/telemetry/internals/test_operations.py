@@ -98,6 +98,12 @@ def test_failures_retries_and_what_is_done_anew_are_told_apart(connect: Connect,
     client.operation("a").run(one)
     assert told.count("lineage_rewrite_ops") == {("retry",): 2, ("reset",): 1, ("anew",): 1}
     assert told.count("retry_events") == {("failure",): 2}
+    client.operations.register("undo", rollback=one)
+    client.operation("c", rollback="undo").run(one)
+    client.operations.rollback("c", actor="op", reason="test")
+    client.operation("c").run(one)
+    assert told.count("lineage_rewrite_ops") == {("retry",): 3, ("reset",): 1, ("anew",): 1, ("rollback",): 1}
+    assert told.count("retry_events") == {("failure",): 2, ("undone",): 1}
 
 
 def test_who_does_not_get_the_lock_is_told_why(sqlite_url: str, told: Told) -> None:

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/api", tags=["operators"], responses=documented(422, 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
 Limit = Annotated[int, Query(ge=1, le=1000, description="The maximum number of items.")]
 Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=PRINTABLE)]
-Status = Literal["success", "failure", "running", "partial"]
+Status = Literal["success", "failure", "running", "partial", "undone"]
 Key = Annotated[
     str,
     Path(min_length=1, max_length=200, pattern=PRINTABLE, description="The text of its key, or its 64 hex digits."),

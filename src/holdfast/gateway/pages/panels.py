@@ -20,7 +20,7 @@ MAX_SQUARES = 64
 """A pool with more slots is shown as a bar."""
 PHASES = ("Error", "Provisioning", "Deleting", "Deleted", "Ready")
 STATES = ("waiting", "working", "expected", "idle", "ended")
-STATUSES = ("partial", "running", "failure", "success")
+STATUSES = ("partial", "running", "failure", "undone", "success")
 _SLOT_LEASE = "@slot:"
 
 Panel = dict[str, Any]
@@ -106,7 +106,7 @@ def _slots(snapshot: Snapshot) -> Panel:
 
 def _operations(snapshot: Snapshot) -> Panel:
     """Unfinished operations are all counted, the others among the latest."""
-    counts = Counter(record.status for record in snapshot.operations if record.status in ("success", "failure"))
+    counts = Counter(record.status for record in snapshot.operations if record.status not in ("partial", "running"))
     counts.update(record.status for record in snapshot.unfinished)
     unfinished = {record.key for record in snapshot.unfinished}
     latest = [record for record in snapshot.operations if record.key not in unfinished][:10]
@@ -130,7 +130,7 @@ def _operation(record: Any) -> Panel:
         "status": record.status,
         "attempt": record.attempt,
         "dataset": record.dataset,
-        "error": one_line(error.get("message")) if record.status == "failure" else "",
+        "error": one_line(error.get("message")) if record.status in ("failure", "undone") else "",
         "at": record.updated_at.timestamp(),
     }
 

@@ -11,7 +11,7 @@ create table holdfast.idempotency_log (
     task_id        text,
     dataset_id     text collate "C",
     operation_type text collate "C",
-    status         text not null check (status in ('success', 'failure', 'partial')),
+    status         text not null check (status in ('success', 'failure', 'partial', 'undone')),
     result_hash    text,
     created_at     timestamptz not null,
     updated_at     timestamptz not null,
@@ -465,15 +465,15 @@ begin
     if checksum is null then
         select g.label || ' (' || g.idem_key || ')' into same from holdfast.idempotency_log g
          where g.dataset_id = dataset and g.operation_type = operation and g.raw_checksum is null and g.params_hash = params_hash
-           and g.idem_key <> key and g.status <> 'failure' limit 1;
+           and g.idem_key <> key and g.status not in ('failure', 'undone') limit 1;
     else
         select g.label || ' (' || g.idem_key || ')' into same from holdfast.idempotency_log g
          where g.dataset_id = dataset and g.operation_type = operation and g.raw_checksum = checksum and g.params_hash = params_hash
-           and g.idem_key <> key and g.status <> 'failure' limit 1;
+           and g.idem_key <> key and g.status not in ('failure', 'undone') limit 1;
     end if;
     select g.label || ' (' || g.idem_key || ')' into retry_of from holdfast.idempotency_log g
      where g.dataset_id = dataset and g.operation_type = operation and g.params_hash = params_hash and g.pipeline_id = pipeline and g.task_id = task
-       and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status = 'failure' and g.failures > 0) limit 1;
+       and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status in ('failure', 'undone') and g.failures > 0) limit 1;
 end $$;
 
 -- Failed attempts of a dataset's operations that failed within the last "seconds" and have not since succeeded or been reset.
@@ -482,7 +482,7 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 begin
     return (select coalesce(sum(g.failures), 0) from holdfast.idempotency_log g
              where g.status <> 'success' and g.updated_at > clock_timestamp() - make_interval(secs => seconds)
-               and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
+               and g.status in ('failure', 'undone') and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
 
 revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text),

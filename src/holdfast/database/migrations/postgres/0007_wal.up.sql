@@ -119,7 +119,7 @@ begin
 end $$;
 
 -- Never reads the whole log: unfinished, expired and unpublished rows have an index, and beyond "enough" rows the total is the
--- server's estimate. An operation that an operator has reset or rolled back (its error names the actor) is not counted as failed.
+-- server's estimate. An operation that was reset (its error names the actor) is not counted as failed.
 create function holdfast.operation_health(stale double precision, enough int,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
     out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint,

@@ -7,7 +7,7 @@ create table holdfast_idempotency_log (
     task_id        text,
     dataset_id     text,
     operation_type text,
-    status         text not null check (status in ('success', 'failure', 'partial')),
+    status         text not null check (status in ('success', 'failure', 'partial', 'undone')),
     result_hash    text,
     created_at     real not null,
     updated_at     real not null,
