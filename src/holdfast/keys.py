@@ -72,8 +72,9 @@ class OperationKey:
 
     @property
     def label(self) -> str:
-        """A short text for people. Not unique: keys that differ in version or params have the same."""
-        return label_of(self.pipeline, self.task, self.dataset, self.operation)
+        """A text for people: ``etl/load parcels upsert v3 2026-11-15``. Not unique: keys that differ only in checksum
+        or params have the same."""
+        return label_of(self.pipeline, self.task, self.dataset, self.operation, self.version, self.bucket)
 
     @property
     def shard(self) -> int | None:
@@ -153,8 +154,15 @@ def digest_of_text(text: str) -> str:
     return text if is_digest else str(_hash_plain(_PLAIN, text).hexdigest())
 
 
-def label_of(pipeline: str | None, task: str | None, dataset: str | None, operation: str | None) -> str:
-    return f"{pipeline}/{task}: {operation} {dataset}"
+def label_of(
+    pipeline: str | None, task: str | None, dataset: str | None, operation: str | None, version: str | None,
+    bucket: str | None,
+) -> str:  # fmt: skip
+    """The label of an OperationKey with these parts. A version that begins with a digit is marked with a ``v``."""
+    label = f"{pipeline}/{task} {dataset} {operation}"
+    if version is not None:
+        label += f" v{version}" if version[0].isdecimal() else f" {version}"
+    return label if bucket is None else f"{label} {bucket}"
 
 
 def lock_key(dataset: str, operation: str, shard: int | None = None) -> int:

@@ -56,14 +56,14 @@ def wal(url: str) -> str:
 def test_operations_are_listed(filled: str) -> None:
     rows = columns_of(ask(*at(filled, "ops", "ls")))
     assert [(row["operation"], row["status"], row["attempt"]) for row in rows] == [
-        ("publish:7", "partial", "1"), ("etl/load: upsert parcels", "failure", "1"), ("charge:42", "success", "1"),
+        ("publish:7", "partial", "1"), ("etl/load parcels upsert", "failure", "1"), ("charge:42", "success", "1"),
     ]  # fmt: skip
     assert rows[1]["error"] == r"ValueError: broken\x1b[31m"
     assert rows[1]["dataset"] == "parcels"
     records = valid(
         "ops-ls", printed(*at(filled, "ops", "ls", "--json", "--status", "failure", "--dataset", "parcels"))
     )
-    assert [(each["label"], each["error"]["type"]) for each in records] == [("etl/load: upsert parcels", "ValueError")]
+    assert [(each["label"], each["error"]["type"]) for each in records] == [("etl/load parcels upsert", "ValueError")]
     assert valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--status", "running"))) == []
     assert invoke(*at(filled, "ops", "ls", "--status", "running")).stderr == "no operation is running\n"
     assert len(valid("ops-ls", printed(*at(filled, "ops", "ls", "--json", "--limit", "1")))) == 1

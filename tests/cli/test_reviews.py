@@ -27,7 +27,7 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     number = str(up_for_review(either))
     [row] = columns_of(ask(*at(either, "reviews", "ls")))
     assert (row["review"], row["operation"], row["dataset"], row["because of"], row["status"]) == (
-        number, "etl/load: upsert graves", "graves", "policy", "open")  # fmt: skip
+        number, "etl/load graves upsert", "graves", "policy", "open")  # fmt: skip
     assert row["detail"] == r"who has\x1b[31m seen the plan?"
     [review] = valid("reviews-ls", printed(*at(either, "reviews", "ls", "--json")))
     assert valid("reviews-show", printed(*at(either, "reviews", "show", number, "--json"))) == review
@@ -35,7 +35,7 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     assert "graves" in on_terminal(*at(either, "reviews", "ls"), columns=40)
     done = printed(*at(either, "reviews", "approve", number, *BY_JANE))
     assert done.splitlines() == [
-        "operation 'etl/load: upsert graves', up for review because of policy, can be tried once more",
+        "operation 'etl/load graves upsert', up for review because of policy, can be tried once more",
         "review.approve done; recorded: jane: we agreed",
     ]
     again = invoke(*at(either, "reviews", "reject", number, *BY_JANE))
@@ -61,12 +61,12 @@ def test_a_rejected_one_that_never_began_is_let_go_by_a_reset(sqlite_url: str) -
     number = str(up_for_review(sqlite_url))
     looked = printed(*at(sqlite_url, "do", "review.reject", number, "--reason", "no", "--dry-run"))
     assert (
-        looked == "operation 'etl/load: upsert graves', up for review because of policy, is refused until it is reset\n"
+        looked == "operation 'etl/load graves upsert', up for review because of policy, is refused until it is reset\n"
     )
     assert "review.reject done" in printed(*at(sqlite_url, "reviews", "reject", number, *BY_JANE))
     done = printed(*at(sqlite_url, "ops", "reset", KEY.digest, *BY_JANE))
     assert done.startswith(
-        "operation 'etl/load: upsert graves', which was refused before it began, can be tried again\n"
+        "operation 'etl/load graves upsert', which was refused before it began, can be tried again\n"
     )
     with holdfast.Client(sqlite_url) as client:
         assert client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(lambda: 7).result == 7

@@ -55,7 +55,7 @@ def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, 
         raise ValueError("broken")
 
     with governed(either, rule) as client:
-        with pytest.raises(PolicyDenied, match=r"'etl/load: upsert roads-.*': not a third time") as told:
+        with pytest.raises(PolicyDenied, match=r"'etl/load roads-.* upsert': not a third time") as told:
             attempt(client, roads, broken, retry=holdfast.Retry(in_this_run=5))
         assert str(told.value.__cause__) == "broken", "what it would have been a retry of"
         first = [("claim", 1, None), ("claim", 1, None), ("locked", 1, "held")]

@@ -666,8 +666,9 @@ def _matches_key(logged: LoggedOperation, state: OperationState) -> bool:
     pipeline, task, dataset, operation, checksum, params_hash = parts = [logged.row[name] for name in _KEY_FIELDS]
     if not any(parts):
         return digest_of_text(label) == logged.operation
-    digest = digest_of(pipeline, task, dataset, operation, state.version, checksum, state.bucket, params_hash)
-    return digest == logged.operation and label == label_of(pipeline, task, dataset, operation)
+    version, bucket = state.version, state.bucket
+    digest = digest_of(pipeline, task, dataset, operation, version, checksum, bucket, params_hash)
+    return digest == logged.operation and label == label_of(pipeline, task, dataset, operation, version, bucket)
 
 
 def _has_result(logged: LoggedOperation, state: OperationState) -> bool:

@@ -65,6 +65,26 @@ def test_a_part_that_is_a_text_of_another_class_is_that_text() -> None:
     assert type(as_key(Dataset.PARCELS).label) is str
 
 
+@pytest.mark.parametrize(
+    ("more", "label"),
+    [
+        ({}, "etl/load parcels upsert"),
+        ({"version": "3", "bucket": "2026-11-15"}, "etl/load parcels upsert v3 2026-11-15"),
+        ({"version": "v3"}, "etl/load parcels upsert v3"),
+        ({"version": "main"}, "etl/load parcels upsert main"),
+        ({"bucket": time_bucket(datetime(2026, 11, 15, 7, tzinfo=UTC), 86400)},
+         "etl/load parcels upsert 2026-11-15T00:00:00Z/86400s"),
+        ({"checksum": "c", "params": {"srid": 4326}, "shards": 8}, "etl/load parcels upsert"),
+    ],
+)  # fmt: skip
+def test_a_label_tells_versions_and_buckets_apart(more: dict[str, Any], label: str) -> None:
+    assert OperationKey(**PARTS, **more).label == label
+
+
+def test_the_label_of_a_text_key_is_the_text() -> None:
+    assert as_key("charge:42 v3").label == "charge:42 v3"
+
+
 @settings(max_examples=25)
 @given(st.dictionaries(st.text(max_size=4), values, max_size=5), st.randoms())
 def test_the_order_of_a_dict_does_not_matter(params: dict[str, Any], order: Any) -> None:
