@@ -145,6 +145,23 @@ def test_a_reset_is_governed_and_history_stays(filled: str) -> None:
     assert invoke(*at(filled, "ops", "reset", "charge:42")).returncode == 2
 
 
+def test_an_interrupted_one_that_did_happen_is_completed(either: str) -> None:
+    filled = fill(either)
+    done = invoke(*at(filled, "ops", "complete", "publish:7", "--result", "{id: 7}", *BY_JANE))
+    assert (done.returncode, "result must be JSON" in done.stderr) == (2, True)
+    text = printed(*at(filled, "ops", "complete", "publish:7", "--result", '{"id": 7}', *BY_JANE))
+    assert text == (
+        "operation 'publish:7', partial in attempt 1, is done with the result {\"id\":7}\n"
+        "operation.complete done; recorded: jane: the bank says no\n"
+    )
+    with holdfast.Client(filled) as client:
+        assert client.operation("publish:7").run(dict).result == {"id": 7}
+        assert client.operations.verify().passed
+    for key, why in (("publish:7", "has succeeded already"), ("nobody's", "there is no operation")):
+        done = invoke(*at(filled, "ops", "complete", key, *BY_JANE))
+        assert (done.returncode, why in done.stderr) == (1, True)
+
+
 def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(REGISTER)
     done = call(*at(filled, "ops", "recover"), cwd=tmp_path)

@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from holdfast import commands as operator
 from holdfast.commands import execute
+from holdfast.testing.operation_contract import leave_half_done
 from tests.children import eventually, query
 
 JANE: dict[str, Any] = {"actor": "jane", "reason": "the bank says no"}
@@ -44,7 +45,7 @@ def test_a_reset_lets_it_be_tried_again_and_keeps_who_and_why(client: holdfast.C
             operator.run(client, "operation.reset", {"key": key}, **JANE)
 
 
-@pytest.mark.parametrize("command", ["operation.reset", "operation.rollback"])
+@pytest.mark.parametrize("command", ["operation.reset", "operation.rollback", "operation.complete"])
 def test_one_that_went_on_since_it_was_looked_at_is_left_alone(
     client: holdfast.Client, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -69,12 +70,44 @@ def test_one_that_went_on_since_it_was_looked_at_is_left_alone(
     assert (undone, client.operation("retried").run(lambda: 2).result) == ([], 1)
 
 
-def test_one_that_is_under_way_is_not_reset_under_its_owners_feet(either: str, client: holdfast.Client) -> None:
+@pytest.mark.parametrize("command", ["operation.reset", "operation.complete"])
+def test_one_that_is_under_way_is_not_changed_under_its_owners_feet(
+    either: str, client: holdfast.Client, command: str
+) -> None:
     def work() -> None:
         with holdfast.Client(either) as other, pytest.raises(operator.CommandRefused, match="is under way"):
-            operator.run(other, "operation.reset", {"key": "slow"}, **JANE)
+            operator.run(other, command, {"key": "slow"}, **JANE)
 
     assert not client.operation("slow").run(work).replayed
+
+
+def test_a_completion_records_the_result_and_who_found_it_out(either: str, client: holdfast.Client) -> None:
+    leave_half_done(either, "charge:43")
+    parameters = {"key": "charge:43", "result": '{\n  "id": 7,\n  "name": "é"\n}'}
+    change = "operation 'charge:43', partial in attempt 1, is done with the result " + r'{"id":7,"name":"\u00e9"}'
+    plan = operator.run(client, "operation.complete", parameters, **JANE, dry_run=True)
+    assert (plan.changes, client.operations.find("charge:43").status) == ([change], "partial")
+    assert operator.run(client, "operation.complete", parameters, **JANE).changes == [change]
+    assert client.operation("charge:43").run(dict).result == {"id": 7, "name": "é"}
+    assert entries(client, "operation.complete") == [("operation charge:43", "jane", "the bank says no", "done")]
+    for dry_run in (True, False):
+        for key, why in (("charge:43", "has succeeded already"), ("nobody's", "there is no operation")):
+            with pytest.raises(operator.CommandRefused, match=why):
+                operator.run(client, "operation.complete", {"key": key}, **JANE, dry_run=dry_run)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "{'id': 7}", "NaN", "1e999", "[" * 100_000, '"\x00"', json.dumps("x" * 100_000)],
+    ids=["empty", "Python", "NaN", "infinite", "deep", "control", "long"],
+)  # fmt: skip
+def test_a_result_that_is_no_json_is_refused_before_anything_is_written(
+    either: str, client: holdfast.Client, wrong: str
+) -> None:
+    leave_half_done(either, "charge:43")
+    with pytest.raises(ValueError, match="result must"):
+        operator.run(client, "operation.complete", {"key": "charge:43", "result": wrong}, **JANE)
+    assert entries(client, "operation.complete") == []
+    assert client.operations.find("charge:43").status == "partial"
 
 
 def test_a_rollback_undoes_it_with_what_is_registered_and_it_can_be_done_again(client: holdfast.Client) -> None:

@@ -311,7 +311,7 @@ async def test_what_holdfast_toml_declares_of_datasets_holds_for_operators_as_we
     ):
         order: dict[str, Any] = {"parameters": {"key": graves.digest}}
         refused = await run(http, "operation.reset", 403, **order)
-        assert "may be reset, rolled back and reviewed by elder*, not by 'jane'" in refused["detail"]
+        assert "may be reset, rolled back, completed and reviewed by elder*, not by 'jane'" in refused["detail"]
         await run(http, "operation.reset", actor="elder Mary", **order)
 
 

@@ -105,6 +105,24 @@ def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:
     assert events["c"] == [("START", 1), ("COMPLETE", 1), ("UNDONE", 1)]
 
 
+def test_a_completed_operation_is_published_like_any_success(either: str) -> None:
+    sink, by_jane = RecordingSink(), {"actor": "jane", "reason": "the bank has booked it"}
+    lineage = Lineage(inputs=["raw"], outputs=["x"])
+    leave_half_done(either, key("d"), actor="joe", lineage=lineage)
+    with holdfast.Client(either) as client:
+        client.operations.complete(key("d"), 7, **by_jane)
+        with pytest.raises(ValueError, match="broken"):
+            client.operation("failed").run(broken)
+        client.operations.complete("failed", **by_jane)
+        client.relay("r", sink).step()
+        record = client.operations.find(key("d"))
+        assert client.relays.verify(relay="r").passed
+    complete = sink[1]
+    assert (complete.type, complete.attempt, complete.inputs, complete.outputs) == ("COMPLETE", 1, ("raw",), ("x",))
+    assert (complete.actor, complete.result_hash, complete.run) == ("joe", record.result_hash, sink[0].run)
+    assert [(each.type, each.attempt) for each in sink[2:]] == [("START", 1), ("FAIL", 1), ("COMPLETE", 1)]
+
+
 def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
     sink = RecordingSink()
     with holdfast.Client(either) as client:

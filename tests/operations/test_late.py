@@ -42,6 +42,30 @@ def test_a_late_owner_is_refused_by_its_fence(either: str) -> None:
         assert other.operations.verify(key).broken == ()
 
 
+def test_a_late_owner_does_not_overwrite_what_an_operator_has_completed(either: str) -> None:
+    key, begun, go_on = name(), threading.Event(), threading.Event()
+    by_jane = {"actor": "jane", "reason": "the bank has booked it"}
+
+    def late() -> str:
+        begun.set()
+        assert go_on.wait(LONG)
+        return "late"
+
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
+        zombie = pool.submit(lambda: client.operation(key).run(late))
+        assert begun.wait(LONG)
+        with pytest.raises(holdfast.OperationInProgress):
+            other.operations.complete(key, "by hand", **by_jane)
+        [lease] = other.leases.list()
+        other.leases.force_release(lease.name, actor="test", reason="it stands still")
+        other.operations.complete(key, "by hand", **by_jane)
+        go_on.set()
+        with pytest.raises(holdfast.FencedOut):
+            zombie.result(LONG)
+        assert other.operation(key).run(str).result == "by hand"
+        assert other.operations.verify(key).broken == ()
+
+
 def test_a_checkpoint_of_a_late_owner_is_refused_too(either: str) -> None:
     with holdfast.Client(either) as client, holdfast.Client(either) as other:
 

@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli.app import fail, json_option, limit_option, open_client
 from holdfast.cli.ops_export import export
-from holdfast.cli.ops_recover import recover, reset, rollback
+from holdfast.cli.ops_recover import complete, recover, reset, rollback
 
 if TYPE_CHECKING:
     from holdfast import Client
@@ -242,7 +242,7 @@ def health(context: click.Context, stale: float, strict: bool, as_json: bool) ->
     report(context, examination, strict=strict, as_json=as_json)
 
 
-for _command in (export, recover, reset, rollback):
+for _command in (complete, export, recover, reset, rollback):
     ops.add_command(_command)
 
 

@@ -1,4 +1,4 @@
-"""holdfast ops recover, reset and rollback: complete or undo operations that a crashed owner left partial."""
+"""holdfast ops recover, complete, reset and rollback: finish or undo operations that a crashed owner left partial."""
 
 from __future__ import annotations
 
@@ -38,6 +38,27 @@ def recover(context: click.Context, register: str | None) -> None:
         click.echo(f"{output.clean(key)}: {output.clean(outcome)}")
     click.echo(f"{len(outcomes)} recovered, {len(partial)} left", err=True)
     sys.exit(1 if partial else 0)
+
+
+@click.command()
+@click.argument("key")
+@click.option("--result", metavar="JSON", default="null", show_default=True,
+              help="What the operation returned: later callers get it.")  # fmt: skip
+@reason_option
+@actor_option
+@click.pass_context
+def complete(context: click.Context, key: str, result: str, reason: str, actor: str) -> None:
+    """Record that an interrupted operation did happen.
+
+    For an operation that is partial, or failed after its effect may have started, when you have found out that it was
+    done. This is the audited command `holdfast do operation.complete`. Exit code 1 when there is no such operation, it
+    is running, has succeeded already, or left no effect.
+
+    \b
+    Example:
+      holdfast ops complete charge:42 --result '{"id": 7}' --reason "the bank has booked it"
+    """
+    run_and_report(context, "operation.complete", {"key": key, "result": result}, actor, reason)
 
 
 @click.command()

@@ -6,6 +6,7 @@ is no dry run. See ``registry``.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,11 @@ from holdfast.commands.registry import CommandRefused, Parameter, Steps, Window,
 
 _KEY = Parameter("the text that was its key, or its 64 digits")
 _KEY_OR_POINTER = Parameter("the text that was its key, its 64 digits, or a pointer into the log")
+_RESULT = Parameter("what it returned, as JSON", default="null", optional=True, is_json=True, maximum=100_000)
 _REVIEW = Parameter("the number of the review", int, minimum=1, maximum=2**63 - 1)
 _SHOWN_PROBLEMS = 20
+_SHOWN_RESULT = 200
+"""Characters of a result in the plan."""
 _LONGEST_AGE = 100 * 365 * 86400
 """Seconds: a date that much earlier is still in the calendar."""
 
@@ -37,6 +41,24 @@ def operation_reset(window: Window, *, key: str) -> Steps:
     yield [change]
     _check_unchanged(window, key, record)
     window.client.operations.reset(key, actor=window.actor, reason=window.reason)
+
+
+@command("operation.complete", gate="operations", subject="operation {key}", destructive=True, key=_KEY, result=_RESULT)
+def operation_complete(window: Window, *, key: str, result: str) -> Steps:
+    """Record that an interrupted operation did happen, with its result."""
+    record = window.client.operations.get(key)
+    if record is None:
+        raise CommandRefused(f"there is no operation {key!r}")
+    if record.status == "running":
+        raise CommandRefused(f"operation {record.label!r} is under way: it can be completed once its owner has ended")
+    if record.status == "success":
+        raise CommandRefused(f"operation {record.label!r} has succeeded already: callers get its recorded result")
+    if record.status != "partial" and not record.effect_started:
+        raise CommandRefused(f"operation {record.label!r} is {record.status} and left no effect: run it again instead")
+    shown = result if len(result) <= _SHOWN_RESULT else f"{result[:_SHOWN_RESULT]}…"
+    yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is done with the result {shown}"]
+    _check_unchanged(window, key, record)
+    window.client.operations.complete(key, json.loads(result), actor=window.actor, reason=window.reason)
 
 
 @command("operation.rollback", gate="operations", subject="operation {key}", destructive=True, key=_KEY_OR_POINTER)

@@ -7,6 +7,7 @@ caller is refused: ``Command.steps`` accepts only a window that ``run`` has open
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,11 +48,13 @@ class Parameter:
     minimum: float = -math.inf
     maximum: float = math.inf
     """The bounds of a number. For text, ``maximum`` is its length, 200 by default."""
+    is_json: bool = False
+    """Whether the text is JSON. It is stored in ASCII, without spaces."""
 
     def check(self, name: str, value: Any) -> Any:
         """Return ``value`` as the declared type. Raises ValueError that names the parameter."""
         if self.kind is str:
-            return self._check_text(name, value)
+            return self._check_text(name, _compact_json(name, value) if self.is_json else value)
         number: Any = None
         try:
             number = self.kind(value)
@@ -73,6 +76,15 @@ class Parameter:
         if any(map(_is_control, value)):
             raise ValueError(f"{name} must not contain control characters: {value[:60]!r}")
         return value
+
+
+def _compact_json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(json.loads(value), allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"""{name} must be JSON, such as '{{"id": 7}}' or null, not {value!r:.60}: {error}"""
+        ) from None
 
 
 def _is_control(character: str) -> bool:

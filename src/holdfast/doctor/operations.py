@@ -41,7 +41,7 @@ def partials(facts: Facts) -> Verdict:
             f"{about['stale_partials']} have been partial for longer than {duration(about['stale'])} without a living "
             f"owner, the oldest for {duration(about['oldest'])}",
             "Run `holdfast ops recover` where their rollbacks are registered; otherwise inspect each (`holdfast ops ls "
-            "--status partial`) and decide: `holdfast ops rollback` or `reset`.",
+            "--status partial`) and decide: `holdfast ops rollback`, `complete` or `reset`.",
         )
     return ok("none without an owner")
 

@@ -6,8 +6,9 @@
     policy(context) -> Allow() | Deny("why not") | Review("what has to be decided")
 
 A policy is a pure function of its context: it asks no database and changes nothing. It is called before an operation is
-claimed, when its lock was tried, before each retry, before a recorded result is returned, before a reset and before a
-review is answered. When several rules apply, the strictest decision counts: Deny, then Review, then Allow.
+claimed, when its lock was tried, before each retry, before a recorded result is returned, before a reset, a rollback or
+a completion, and before a review is answered. When several rules apply, the strictest decision counts: Deny, then
+Review, then Allow.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class PolicyContext:
     | retry | a later attempt |
     | locked | the lock was tried, see ``lock`` |
     | replay | the recorded result is returned, nothing is executed |
-    | reset | a reset or a rollback |
+    | reset | a reset, a rollback or a completion |
     | review | the answer to a review |
     """
 
@@ -265,7 +266,7 @@ def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
         allowed = dataset.may_reset
         if allowed is not None and not any(_matches(context.actor or "", pattern) for pattern in allowed):
             who = ", ".join(allowed) or "no one"
-            yield Deny(f"{name} may be reset, rolled back and reviewed by {who}, not by {context.actor!r}")
+            yield Deny(f"{name} may be reset, rolled back, completed and reviewed by {who}, not by {context.actor!r}")
     if context.moment not in _CHANGES_DATA:
         return
     sovereign = dataset.sovereign or context.sovereign

@@ -214,7 +214,8 @@ def refusal(decision: Decision, prior: Prior, key: Key) -> HoldfastError:
     else:
         message = (
             f"{what} was left half done in attempt {prior.attempt}: its owner died or could not record its end, and "
-            "whether it had an effect is unknown. Give rollback= or verify=, or reset it, or approve its review"
+            "whether it had an effect is unknown. Give rollback= or verify=, or complete or reset it, or approve its "
+            "review"
         )
     status = prior.status or "failure"
     return OperationFailed(message, key=key.digest, label=key.label, status=status, error=prior.error_fields or None)

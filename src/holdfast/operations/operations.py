@@ -1,5 +1,6 @@
 # Generated from operations_async.py by scripts/unasync.py. Do not edit.
-"""``client.operations``: the operations of a database and their log; many at once; recovery, rollback and reset.
+"""``client.operations``: the operations of a database and their log; many at once; recovery, rollback, completion and
+reset.
 
 Reading, replaying, verifying and archiving the log never call a function of the user, and never change the outcome of
 an operation.
@@ -49,7 +50,7 @@ from holdfast.operations.operation import Operation, SpecBuilder
 from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
 from holdfast.operations.recovery import Recovery
 from holdfast.operations.review_record import ReviewRecord
-from holdfast.operations.spec import OperationSpec
+from holdfast.operations.spec import OperationSpec, encode_result
 from holdfast.operations.terms import (
     NO_CHECKS,
     Checks,
@@ -225,7 +226,7 @@ class Operations:
         ]
         return Batch(specs, all_items, batch).run(function, progress) if specs else []
 
-    # Recovery, rollback, reset
+    # Recovery, rollback, completion, reset
 
     def recover(self, *, limit: int = MAX_LIMIT) -> dict[str, str]:
         """Finish or roll back the operations of dead owners whose functions are registered: for the start of a process.
@@ -269,6 +270,23 @@ class Operations:
         (self._recovery(record)).roll_back(actor, reason, expected)
         self._publish("operation.rewritten", record, reason="rollback")
 
+    def complete(self, key: OperationKey | str, result: Any = None, *, actor: str, reason: str) -> None:
+        """Record that an operation did happen, with its result, when its owner died or its error said nothing of its
+        effect: for an operator who has found out. Later callers get that result, and its reviews are closed.
+
+        OperationInProgress while it is running. LookupError when it was never begun, has succeeded already, or left no
+        effect. ValueError when the result cannot be stored."""
+        check_said(actor, "actor")
+        check_said(reason, "reason", 1000)
+        encoded = encode_result(result)
+        record = self.get(key)
+        if record is None:
+            raise LookupError(f"there is no operation {as_key(key).label!r}")
+        self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
+        (self._recovery(record)).complete(encoded, actor, reason)
+        self._publish("operation.rewritten", record, reason="complete")
+        self._close_reviews(record.key, "done", actor, reason)
+
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let an operation be run as if it were new: its attempts, result and payload are forgotten, its reviews are
         closed, and its history stays, with who reset it and why. OperationInProgress while it is running. One that was
@@ -283,7 +301,7 @@ class Operations:
         if record is not None:
             (self._recovery(record)).reset(actor, reason)
             self._publish("operation.rewritten", record, reason="reset")
-        self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+        self._close_reviews(subject.key, "reset", actor, reason)
 
     # The log
 
@@ -465,6 +483,10 @@ class Operations:
         """PolicyDenied unless the policy allows it."""
         if self._rules is not None:
             self._rules.permit(moment, **fields)
+
+    def _close_reviews(self, key: str, outcome: str, actor: str, reason: str) -> None:
+        parameters = {"key": key, "outcome": outcome, "actor": actor, "answer": reason}
+        self._engine.call("review_close", parameters)
 
     def _fetch_review(self, key: str) -> ReviewRecord | None:
         rows = self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})

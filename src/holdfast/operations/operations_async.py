@@ -1,4 +1,5 @@
-"""``client.operations``: the operations of a database and their log; many at once; recovery, rollback and reset.
+"""``client.operations``: the operations of a database and their log; many at once; recovery, rollback, completion and
+reset.
 
 Reading, replaying, verifying and archiving the log never call a function of the user, and never change the outcome of
 an operation.
@@ -48,7 +49,7 @@ from holdfast.operations.operation_async import AsyncOperation, SpecBuilder
 from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
 from holdfast.operations.recovery_async import AsyncRecovery
 from holdfast.operations.review_record import ReviewRecord
-from holdfast.operations.spec_async import AsyncOperationSpec
+from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
 from holdfast.operations.terms import (
     NO_CHECKS,
     Checks,
@@ -234,7 +235,7 @@ class AsyncOperations:
         ]
         return await AsyncBatch(specs, all_items, batch).run(function, progress) if specs else []
 
-    # Recovery, rollback, reset
+    # Recovery, rollback, completion, reset
 
     async def recover(self, *, limit: int = MAX_LIMIT) -> dict[str, str]:
         """Finish or roll back the operations of dead owners whose functions are registered: for the start of a process.
@@ -278,6 +279,23 @@ class AsyncOperations:
         await (await self._recovery(record)).roll_back(actor, reason, expected)
         await self._publish("operation.rewritten", record, reason="rollback")
 
+    async def complete(self, key: OperationKey | str, result: Any = None, *, actor: str, reason: str) -> None:
+        """Record that an operation did happen, with its result, when its owner died or its error said nothing of its
+        effect: for an operator who has found out. Later callers get that result, and its reviews are closed.
+
+        OperationInProgress while it is running. LookupError when it was never begun, has succeeded already, or left no
+        effect. ValueError when the result cannot be stored."""
+        check_said(actor, "actor")
+        check_said(reason, "reason", 1000)
+        encoded = encode_result(result)
+        record = await self.get(key)
+        if record is None:
+            raise LookupError(f"there is no operation {as_key(key).label!r}")
+        self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
+        await (await self._recovery(record)).complete(encoded, actor, reason)
+        await self._publish("operation.rewritten", record, reason="complete")
+        await self._close_reviews(record.key, "done", actor, reason)
+
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let an operation be run as if it were new: its attempts, result and payload are forgotten, its reviews are
         closed, and its history stays, with who reset it and why. OperationInProgress while it is running. One that was
@@ -292,7 +310,7 @@ class AsyncOperations:
         if record is not None:
             await (await self._recovery(record)).reset(actor, reason)
             await self._publish("operation.rewritten", record, reason="reset")
-        await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+        await self._close_reviews(subject.key, "reset", actor, reason)
 
     # The log
 
@@ -474,6 +492,10 @@ class AsyncOperations:
         """PolicyDenied unless the policy allows it."""
         if self._rules is not None:
             self._rules.permit(moment, **fields)
+
+    async def _close_reviews(self, key: str, outcome: str, actor: str, reason: str) -> None:
+        parameters = {"key": key, "outcome": outcome, "actor": actor, "answer": reason}
+        await self._engine.call("review_close", parameters)
 
     async def _fetch_review(self, key: str) -> ReviewRecord | None:
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})

@@ -79,7 +79,7 @@ select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
 
 -- name: review_close
-select closed from holdfast.review_close(:key, :actor, :answer)
+select closed from holdfast.review_close(:key, :outcome, :actor, :answer)
 
 -- name: operation_expire
 select gone from holdfast.operation_expire(:limit::int)

@@ -1,5 +1,6 @@
 # Generated from recovery_async.py by scripts/unasync.py. Do not edit.
-"""What is done to an operation from outside of a run: recovery after a dead owner, rollback and reset by an operator.
+"""What is done to an operation from outside of a run: recovery after a dead owner; rollback, completion and reset by an
+operator.
 
 Each works under the lease of the operation, and leaves an operation with a live owner alone.
 """
@@ -68,6 +69,24 @@ class Recovery:
                 self._finish_or_undo(op, prior, lambda: None)
             detail = {"name": spec.rollback_name, "actor": actor, "reason": reason}
             self._close(op, "rollback", detail, prior.failed_attempts)
+        finally:
+            attempt.release()
+
+    def complete(self, result: dict[str, str], actor: str, reason: str) -> None:
+        """Record a success with this result, see ``encode_result``, in the name of the last attempt.
+        OperationInProgress when it is running or has changed, LookupError when there is nothing to complete."""
+        attempt = self._attempt
+        try:
+            prior = self._take_over_or_raise()
+            label = attempt.spec.key.label
+            if prior.status == "success":
+                raise LookupError(f"operation {label!r} has succeeded already: callers get its recorded result")
+            if prior.status != "partial" and not prior.effect_started:
+                raise LookupError(f"operation {label!r} is {prior.status} and left no effect: run it again instead")
+            op = self._op(prior)
+            op._has_begun = True
+            op._add_entry("success", {"actor": actor, "reason": reason}, payload_hash=result["result_hash"])
+            attempt.close(op, "success", failures=0, **result)
         finally:
             attempt.release()
 

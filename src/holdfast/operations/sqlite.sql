@@ -187,7 +187,7 @@ delete from holdfast_wal where idem_key = :key and number < :number;
 delete from holdfast_outbox where idem_key = :key;
 
 -- name: review_close.update
-update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, outcome = coalesce(outcome, 'reset'), actor = coalesce(actor, :actor),
+update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, outcome = coalesce(outcome, :outcome), actor = coalesce(actor, :actor),
        answer = coalesce(answer, :answer) where idem_key = :key and spent_at is null;
 
 -- name: operation_expire.results

@@ -91,8 +91,8 @@ def review_decide(run: Run, id: int, outcome: str, actor: str, answer: str) -> R
 
 
 @call()
-def review_close(run: Run, key: str, actor: str, answer: str) -> Rows:
-    run("review_close.update", key=key, actor=actor, answer=answer)
+def review_close(run: Run, key: str, outcome: str, actor: str, answer: str) -> Rows:
+    run("review_close.update", key=key, outcome=outcome, actor=actor, answer=answer)
     return [{"closed": changes(run)}]
 
 

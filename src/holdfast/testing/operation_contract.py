@@ -537,6 +537,74 @@ class OperationContract:
         with pytest.raises(ValueError, match="no rollback is registered as 'missing'"):
             client.operation(key, rollback="missing")
 
+    def test_an_operator_can_record_that_an_interrupted_one_did_happen(self, connect: Connect, url: str) -> None:
+        client, effects = connect(url), Effects()
+        for result in (None, {"id": 7}, b"\x00\xff"):
+            leave_half_done(url, key := name(), payload=1)
+            client.operations.complete(key, result, actor="jane", reason="the bank has booked it")
+            outcome = client.operation(key, payload=1).run(effects.do("again"))
+            assert (outcome.result, outcome.replayed, outcome.attempt) == (result, True, 1)
+            record = client.operations.get(key)
+            assert (record.status, record.failures, record.error) == ("success", 0, None)
+            [state] = client.operations.replay(key)
+            assert (state.status, state.value, state.result_hash) == ("success", result, record.result_hash)
+            [entry] = [each for each in client.operations.history(key) if each.kind == "success"]
+            assert entry.fields == {"actor": "jane", "reason": "the bank has booked it"}
+            assert client.operations.verify(key).broken == ()
+            with pytest.raises(holdfast.KeyReused):
+                client.operation(key, payload=2).run(effects.do("again"))
+        failed = name()
+        with pytest.raises(TimeoutError):
+            client.operation(failed).run(effects.do("sent", TimeoutError("no answer")))
+        client.operations.complete(failed, 8, actor="jane", reason="the bank has booked it")
+        assert client.operation(failed).run(effects.do("again")).result == 8
+        assert client.operations.verify(failed).broken == ()
+        assert effects == ["sent"]
+
+    def test_a_completion_closes_the_review_of_the_operation(self, connect: Connect, url: str) -> None:
+        client, effects = connect(url), Effects()
+        for answered in (False, True):
+            leave_half_done(url, key := name())
+            with pytest.raises(holdfast.OperationFailed, match="half done"):
+                client.operation(key).run(effects.do("again"))
+            [review] = client.reviews.list(key=key)
+            if answered:
+                client.reviews.reject(review.id, actor="joe", reason="ask the bank")
+            client.operations.complete(key, 7, actor="jane", reason="the bank has booked it")
+            [review] = client.reviews.list(status=None, key=key)
+            closed = ("rejected", "joe", "ask the bank") if answered else ("done", "jane", "the bank has booked it")
+            assert (review.status, review.actor, review.answer) == closed
+            assert review.spent_at is not None, "it applies to no later attempt"
+            assert client.operation(key).run(effects.do("again")).result == 7
+        assert effects == []
+
+    def test_a_completion_is_refused_when_there_is_nothing_to_complete(self, connect: Connect, url: str) -> None:
+        client, effects = connect(url), Effects()
+        by_jane = {"actor": "jane", "reason": "the bank has booked it"}
+        with running(url, live := name()), pytest.raises(holdfast.OperationInProgress):
+            client.operations.complete(live, **by_jane)
+        done, undone, reset = name(), name(), name()
+        client.operations.register(f"undo {undone}", rollback=effects.do("undo"))
+        for key in (done, undone, reset):
+            client.operation(key, rollback=f"undo {undone}").run(effects.do(1))
+        client.operations.rollback(undone, **by_jane)
+        client.operations.reset(reset, **by_jane)
+        for key, why in (
+            (name(), "there is no operation"), (done, "has succeeded already"),
+            (undone, "is undone and left no effect"), (reset, "is failure and left no effect"),
+        ):  # fmt: skip
+            with pytest.raises(LookupError, match=why):
+                client.operations.complete(key, 2, **by_jane)
+        assert client.operation(done).run(effects.do("again")).result == 1
+        leave_half_done(url, key := name())
+        for wrong in WRONG:
+            with pytest.raises(ValueError, match=r"^the result"):
+                client.operations.complete(key, wrong, **by_jane)
+        for argument in by_jane:
+            with pytest.raises(ValueError, match=argument):
+                client.operations.complete(key, **{**by_jane, argument: " "})
+        assert client.operations.get(key).status == "partial"
+
     def test_a_result_that_cannot_be_kept_is_refused_and_never_forgotten(self, connect: Connect, url: str) -> None:
         """The effect has happened by then, and must not happen a second time."""
         client, effects = connect(url), Effects()

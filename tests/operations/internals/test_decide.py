@@ -82,7 +82,7 @@ def test_refusals_say_what_to_do() -> None:
     half = refusal(Decision.REFUSE_PARTIAL, SEEN._replace(status="partial"), key)
     assert isinstance(half, OperationFailed)
     assert (half.status, half.label, half.key) == ("partial", "charge:42", key.digest)
-    assert "Give rollback= or verify=, or reset it" in str(half)
+    assert "Give rollback= or verify=, or complete or reset it" in str(half)
     failed = SEEN._replace(status="failure", attempt=8, failures=3, error='{"type": "E", "message": "no"}')
     assert "'charge:42' was tried 3 times, the last time with E: no" in str(refusal(Decision.EXHAUSTED, failed, key))
 

@@ -107,12 +107,12 @@ begin
     get diagnostics gone = row_count;
 end $$;
 
--- A reset closes the open reviews of an operation and lifts its decisions; returns how many.
-create function holdfast.review_close(key text, actor text, answer text, out closed int)
+-- A reset or a completion closes the open reviews of an operation and lifts its decisions; returns how many.
+create function holdfast.review_close(key text, outcome text, actor text, answer text, out closed int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     update holdfast.review r
-       set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, 'reset'),
+       set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, review_close.outcome),
            actor = coalesce(r.actor, review_close.actor), answer = coalesce(r.answer, review_close.answer)
      where r.idem_key = key and r.spent_at is null;
     get diagnostics closed = row_count;
@@ -162,7 +162,7 @@ end $$;
 
 revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]),
     holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int), holdfast.wal_settle(),
-    holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int),
+    holdfast.operation_expire(int), holdfast.review_close(text, text, text, text), holdfast.operation_health(double precision, int),
     holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');
