@@ -83,6 +83,50 @@ def test_one_is_shown_with_its_entries_by_text_or_by_digits(either: str) -> None
     assert (done.returncode, done.stderr) == (1, 'holdfast: there is no operation "nobody\'s"\n')
 
 
+def test_a_key_is_found_by_its_first_digits(either: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(REGISTER)
+    filled = fill(either)
+    with holdfast.Client(filled) as client:
+        digests = {each.label: each.key for each in client.operations.list()}
+        one, other = "beef" + "0" * 60, "beef" + "1" * 60
+        for digest in (one, other, "beef2" + "2" * 59, "beef2"):
+            client.operation(digest).run(int)
+    charge, publish = digests["charge:42"], digests["publish:7"]
+    prefix = charge[:8]
+    document = valid("ops-show", printed(*at(filled, "ops", "show", prefix, "--json")))
+    assert (document["key"], document["label"]) == (charge, "charge:42")
+    [state] = valid("ops-replay", printed(*at(filled, "ops", "replay", prefix, "--json")))
+    assert state["operation"] == charge
+    assert printed(*at(filled, "ops", "verify", prefix)).startswith("1 operations, 5 entries: sound")
+    assert charge in printed(*at(filled, "ops", "export", prefix))
+    assert "operation 'publish:7', partial" in ask(
+        *at(filled, "ops", "rollback", publish[:8], *BY_JANE), "--with", "shop:register", cwd=tmp_path
+    )
+    assert "'charge:42', success in attempt 1, can be tried" in printed(*at(filled, "ops", "reset", prefix, *BY_JANE))
+    with holdfast.Client(filled) as client, pytest.raises(KeyboardInterrupt):
+        client.operation("charge:42").run(die)
+    assert "is done with the result 7" in printed(*at(filled, "ops", "complete", prefix, "--result", "7", *BY_JANE))
+    done = invoke(*at(filled, "ops", "show", "beef"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "several operations begin with beef; give more digits" in done.stderr
+    assert all(f"  {each}  success  {each}" in done.stderr for each in (one, other))
+    assert json.loads(printed(*at(filled, "ops", "show", "beef2", "--json")))["label"] == "beef2", "a key goes first"
+    for text in ("beef3", charge[:3], prefix.upper() + "Z"):
+        done = invoke(*at(filled, "ops", "reset", text, *BY_JANE))
+        assert (done.returncode, f"there is no operation '{text}'" in done.stderr) == (1, True)
+
+
+def test_a_refused_operation_goes_before_a_prefix(filled: str) -> None:
+    """It was never begun, so it has a review and no row: a reset of it must not reach another operation."""
+    with holdfast.Client(filled) as client:
+        client.operation("cafe" + "0" * 60).run(int)
+    policy = holdfast.governance.Policy({}, lambda context: holdfast.governance.Review("who has seen it?"))
+    with holdfast.Client(filled, policy=policy) as client, pytest.raises(holdfast.PolicyDenied):
+        client.operation("cafe").run(int)
+    text = printed(*at(filled, "ops", "reset", "cafe", *BY_JANE))
+    assert "operation 'cafe', which was refused before it began, can be tried again" in text
+
+
 def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
     [state] = valid("ops-replay", printed(*at(filled, "ops", "replay", "charge:42", "--json")))
     assert (state["status"], state["result"], state["attempt"]) == ("success", {"id": 7}, 1)

@@ -56,8 +56,8 @@ PUBLIC = {
     "operations.operation Operation": "run",
     "operations.op Op": "key attempt fence status replayed result checkpoints effect_started checkpoint emit done lost "
     "check",
-    "operations.operations Operations": "get list run_many register recover complete reset rollback find history read "
-    "replay verify archive expire health",
+    "operations.operations Operations": "get list run_many register recover complete reset rollback find match history "
+    "read replay verify archive expire health",
     "operations.outcome Outcome": "status replayed attempt committed value error result",
     "operations.reviews Reviews": "list get approve reject",
     "database.migrate Migrations": "version status scripts text up down governed foundation",

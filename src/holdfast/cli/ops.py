@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.app import fail, json_option, limit_option, open_client
+from holdfast.cli.operation_key import resolve_key
 from holdfast.cli.ops_export import export
 from holdfast.cli.ops_recover import complete, recover, reset, rollback
 
@@ -34,7 +35,8 @@ _since_option = click.option("--since", type=click.FloatRange(0, min_open=True),
 def ops() -> None:
     """Inspect operations, verify their log, repair interrupted ones.
 
-    KEY is the text that an operation was given as its key, or the 64 digits that `holdfast ops ls` shows.
+    KEY is the text that an operation was given as its key, or the 64 digits that `holdfast ops ls` shows, or at least 4
+    of them, from the first on, if no other operation has the same.
 
     \b
     Examples:
@@ -93,6 +95,7 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
     from holdfast.cli import output
 
     with open_client(context) as client:
+        key = resolve_key(client, key)
         record = _require(client, key)
         entries = client.operations.history(key)
     if as_json:
@@ -132,6 +135,7 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
     from holdfast.cli import output
 
     with open_client(context) as client:
+        key = None if key is None else resolve_key(client, key)
         states = client.operations.replay(key, since=_seconds_ago(since))
         if key is not None and not states:
             _require(client, key)
@@ -194,6 +198,7 @@ def verify(
                 with click.open_file(lineage) if lineage else nullcontext() as file:
                     report = client.relays.verify(file, relay=relay)
             else:
+                key = None if key is None else resolve_key(client, key)
                 lines = [line for archive in archives for line in archive]
                 report = client.operations.verify(key, since=_seconds_ago(since), archives=lines)
         except OSError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.app import fail, open_client
+from holdfast.cli.operation_key import resolve_key
 
 if TYPE_CHECKING:
     from holdfast.lineage import Event
@@ -34,6 +35,7 @@ def export(context: click.Context, key: str | None, dataset: str | None, form: s
     if (key is None) == (dataset is None):
         raise click.UsageError("say which: KEY, or --dataset NAME")
     with open_client(context) as client:
+        key = None if key is None else resolve_key(client, key)
         events = list(client.relays.events(key, dataset=dataset))
     if not events:
         fail(f"the log has nothing of {f'operation {key!r}' if key else f'dataset {dataset!r}'}")

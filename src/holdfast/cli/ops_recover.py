@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.app import actor_option, open_client, reason_option
+from holdfast.cli.operation_key import resolve_key
 
 if TYPE_CHECKING:
     from holdfast import Client
@@ -103,12 +104,15 @@ def run_and_report(
     context: click.Context, command: str, parameters: dict[str, Any], actor: str, reason: str,
     register: str | None = None,
 ) -> None:  # fmt: skip
-    """Run a governed command and print its changes. ``register``: the value of --with."""
+    """Run a governed command and print its changes. ``register``: the value of --with. A parameter ``key`` may be the
+    prefix of one."""
     from holdfast.cli import output
     from holdfast.cli.do import run_governed
 
     with open_client(context) as client:
         _register(client, register)
+        if "key" in parameters:
+            parameters["key"] = resolve_key(client, parameters["key"])
         outcome = run_governed(client, command, parameters, actor=actor, reason=reason)
     for line in outcome.changes:
         click.echo(output.clean(line))

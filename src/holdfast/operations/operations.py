@@ -8,6 +8,7 @@ an operation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ RECOVERY_TERMS = OperationTerms.check(
     retry=None, options=None, undoes=False, probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "undone", "running")
+_PREFIX = re.compile("[0-9a-f]{4,64}")
 
 # ``list`` is a method inside of the class.
 Rows = list[dict[str, Any]]
@@ -162,6 +164,12 @@ class Operations:
             raise unknown_pointer(str(key))
         check_pointer(record.label, fetch_entries(self._engine, record.key), str(key))
         return record
+
+    def match(self, prefix: str, *, limit: int = 10) -> Records:
+        """The operations whose digest begins with these 4 to 64 hexadecimal digits, in the order of their digests."""
+        parameters = {"prefix": _check_prefix(prefix), "limit": check_limit(limit)}
+        rows = self._engine.call("operation_match", parameters)
+        return [OperationRecord._of(row) for row in rows]
 
     # Many at once
 
@@ -567,6 +575,12 @@ def _reason_to_stay(logged: LoggedOperation, limit: int) -> str | None:
 
 def _digest(key: OperationKey | str | None) -> str | None:
     return None if key is None else as_key(key).digest
+
+
+def _check_prefix(value: object) -> str:
+    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
+        raise ValueError(f"prefix must be 4 to 64 hexadecimal digits in lower case, not {value!r:.80}")
+    return value
 
 
 def _since(value: object) -> float | None:

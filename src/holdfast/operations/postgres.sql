@@ -33,6 +33,12 @@ select key, label, status, alive, attempt, fence, pipeline, task, dataset, opera
        effect_started, failures,
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :limit::int)
 
+-- name: operation_match
+select l.key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner,
+       effect_started, failures,
+       created_at, updated_at, expires_at
+  from holdfast.operation_match(:prefix, :limit::int) m cross join lateral holdfast.operation_list(null, null, m.key, 1) l order by l.key
+
 -- name: operation_entries
 select number, entries from holdfast.operation_entries(:key, :after_number::int, :limit::int)
 

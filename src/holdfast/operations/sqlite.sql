@@ -79,6 +79,12 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
  where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
  order by updated_at desc, place desc limit :limit;
 
+-- name: operation_match
+-- A range of the primary key: 'g' is above every hexadecimal digit.
+select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
+       result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
+  from holdfast_operation where idem_key >= :prefix and idem_key < :prefix || 'g' order by idem_key limit :limit;
+
 -- name: operation_entries
 select number, entries from holdfast_wal where idem_key = :key and number > coalesce(:after_number, 0) order by number limit :limit;
 

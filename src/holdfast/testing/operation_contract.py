@@ -537,6 +537,23 @@ class OperationContract:
         with pytest.raises(ValueError, match="no rollback is registered as 'missing'"):
             client.operation(key, rollback="missing")
 
+    def test_operations_are_found_by_the_first_digits_of_their_digest(self, connect: Connect, url: str) -> None:
+        client, effects = connect(url), Effects()
+        digests = ["abcd" + secrets.token_hex(30) for _ in range(3)]
+        for digest in digests:
+            client.operation(digest).run(effects.do(1))
+        assert [each.key for each in client.operations.match(digests[0])] == [digests[0]]
+        assert client.operations.match(digests[0][:20]) == [client.operations.get(digests[0])]
+        matches = [each.key for each in client.operations.match("abcd", limit=10_000)]
+        assert {*digests} <= {*matches}
+        assert matches == sorted(matches)
+        assert all(each.startswith("abcd") for each in matches)
+        assert len(client.operations.match("abcd", limit=2)) == 2
+        assert client.operations.match("abcd" + secrets.token_hex(10)) == []
+        for wrong in ("", "abc", "ABCD", "abcg", "a" * 65, "abcd%", 7):
+            with pytest.raises(ValueError, match="prefix must be 4 to 64 hexadecimal digits"):
+                client.operations.match(wrong)
+
     def test_an_operator_can_record_that_an_interrupted_one_did_happen(self, connect: Connect, url: str) -> None:
         client, effects = connect(url), Effects()
         for result in (None, {"id": 7}, b"\x00\xff"):

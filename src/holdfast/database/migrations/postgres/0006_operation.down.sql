@@ -4,6 +4,7 @@ drop function holdfast.review_open(text, text, text, text, text, text), holdfast
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision);
 drop function holdfast.operation_entries(text, int, int);
+drop function holdfast.operation_match(text, int);
 drop function holdfast.operation_list(text, text, text, int);
 drop function holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid);
 drop function holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint);

@@ -384,6 +384,14 @@ begin
      order by g.updated_at desc, g.idem_key limit max_rows;
 end $$;
 
+-- The keys that begin with "prefix", hexadecimal digits: a range of the primary key, as 'g' is above every digit.
+create function holdfast.operation_match(prefix text, max_rows int) returns table (key text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query select g.idem_key from holdfast.idempotency_log g
+     where g.idem_key >= prefix and g.idem_key < prefix || 'g' order by g.idem_key limit max_rows;
+end $$;
+
 -- The chain of one operation, from an entry onwards.
 create function holdfast.operation_entries(key text, after_number int, max_rows int) returns table (number int, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -495,7 +503,7 @@ revoke all on function holdfast.operation_alive(text, bigint), holdfast.operatio
         bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
     holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid),
-    holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, int, int)
+    holdfast.operation_list(text, text, text, int), holdfast.operation_match(text, int), holdfast.operation_entries(text, int, int)
     from public;
 
 insert into holdfast.schema_version (version, name) values (6, 'operation');
