@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import query
+from tests.children import eventually, query
 from tests.cli.command import ask, at, call, columns_of, invoke, on_terminal, printed, valid
 
 BY_JANE = ("--actor", "jane", "--reason", "the bank says no")
@@ -81,6 +81,39 @@ def test_one_is_shown_with_its_entries_by_text_or_by_digits(either: str) -> None
     assert '{"name":"draft","value":42}' in text
     done = invoke(*at(filled, "ops", "show", "nobody's"))
     assert (done.returncode, done.stderr) == (1, 'holdfast: there is no operation "nobody\'s"\n')
+
+
+def test_the_result_is_shown_as_far_as_it_is_kept(either: str) -> None:
+    results: dict[str, Any] = {"none": None, "bytes": b"\x00\xff", "long": ["x" * 1000], "text": "é"}
+    with holdfast.Client(either) as client:
+        for key, result in results.items():
+            client.operation(key).run(lambda result=result: result)
+        client.operation("old", keep=0.001).run(lambda: 7)
+        eventually(lambda: client.operations.expire() == 1, "its time is over")
+        with pytest.raises(ValueError, match="broken"):
+            client.operation("failed").run(fail)
+
+    def shown(key: str) -> str | None:
+        rows = {
+            row["what"]: row["value"] for row in columns_of(printed(*at(either, "ops", "show", key)).split("\n\n")[0])
+        }
+        return rows.get("result")
+
+    assert [shown(key) for key in ("none", "bytes", "text", "old", "failed")] == [
+        "null", "0x00ff", '"\\u00e9"', "not kept", None,
+    ]  # fmt: skip
+    whole = json.dumps(results["long"])
+    assert shown("long") == whole
+    terminal = "".join(on_terminal(*at(either, "ops", "show", "long"), columns=200).split())
+    assert "…(1004characters;--jsonprintsall)" in terminal
+    assert whole not in terminal
+    for key, expected in (("none", (None, True)), ("bytes", ("00ff", True)), ("long", (["x" * 1000], True)),
+                          ("old", (None, False)), ("failed", (None, False))):  # fmt: skip
+        document = valid("ops-show", printed(*at(either, "ops", "show", key, "--json")))
+        assert (document["result"], document["kept"]) == expected
+    log = "holdfast_idempotency_log" if either.startswith("sqlite") else "holdfast.idempotency_log"
+    query(either, f"update {log} set result_hash = '{'0' * 64}' where label = 'none'")
+    assert shown("none") == "unknown: its entries name another one; run holdfast ops verify"
 
 
 def test_a_key_is_found_by_its_first_digits(either: str, tmp_path: Path) -> None:

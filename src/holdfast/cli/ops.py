@@ -25,6 +25,8 @@ FIELDS = (
     "key", "label", "status", "attempt", "failures", "fence", "pipeline", "task", "dataset", "operation", "result_hash",
     "error", "pointer", "rollback", "effect_started", "created_at", "updated_at", "expires_at",
 )  # fmt: skip
+MAX_RESULT = 400
+"""Characters of a result on a terminal."""
 REPLAY_TITLES = ("operation", "status", "attempt", "entries", "effect", "result", "error")
 
 _since_option = click.option("--since", type=click.FloatRange(0, min_open=True), metavar="S",
@@ -84,9 +86,9 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
 @json_option
 @click.pass_context
 def show(context: click.Context, key: str, as_json: bool) -> None:
-    """Show one operation with all its log entries.
+    """Show one operation with its result and all its log entries.
 
-    Exit code 1 when there is no such operation.
+    A long result is cut off on a terminal; --json prints all of it. Exit code 1 when there is no such operation.
 
     \b
     Example:
@@ -98,13 +100,15 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
         key = resolve_key(client, key)
         record = _require(client, key)
         entries = client.operations.history(key)
+        [state] = client.operations.replay(key)
     if as_json:
         entry_rows = [{**asdict(entry), "at": _to_datetime(entry.at)} for entry in entries]
         for row in entry_rows:
             del row["payload"], row["operation"]
-        output.print_json({**_as_json(record), "entries": entry_rows})
+        output.print_json({**_as_json(record), "result": _result(state), "kept": state.kept, "entries": entry_rows})
         return
-    fields = {name: _error_text(record) if name == "error" else getattr(record, name) for name in FIELDS}
+    fields = {name: getattr(record, name) for name in FIELDS}
+    fields |= {"error": _error_text(record), "result": _result_text(record, state)}
     output.print_table(
         ("what", "value"), [(name.replace("_", " "), value) for name, value in fields.items() if value is not None]
     )
@@ -267,6 +271,21 @@ def _result(state: Any) -> Any:
     """The result in JSON, bytes in hex; None if the log does not keep it."""
     value = state.value if state.kept else None
     return value.hex() if isinstance(value, bytes) else value
+
+
+def _result_text(record: Any, state: Any) -> str | None:
+    from holdfast.cli import output
+
+    if record.status != "success":
+        return None
+    if state.result_hash != record.result_hash:
+        return "unknown: its entries name another one; run holdfast ops verify"
+    if not state.kept:
+        return "not kept"
+    value = state.value
+    text = f"0x{value.hex()}" if isinstance(value, bytes) else output.to_json(value, indent=None)
+    is_long = sys.stdout.isatty() and len(text) > MAX_RESULT
+    return f"{text[:MAX_RESULT]}… ({len(text)} characters; --json prints all)" if is_long else text
 
 
 def _error_text(record: Any) -> str | None:
