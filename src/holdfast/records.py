@@ -11,6 +11,7 @@ from holdfast.lease.records import HistoryRecord
 from holdfast.lineage.records import ParkedRecord, RelayRecord
 from holdfast.objects.changes import Change
 from holdfast.operations.log import LogEntry, LogPage, Verification
+from holdfast.operations.outcome import RecoveryRecord
 from holdfast.operations.review_record import ReviewRecord
 from holdfast.recipes.elector_terms import ElectorStatus
 
@@ -24,6 +25,7 @@ __all__ = [
     "LogEntry",
     "LogPage",
     "ParkedRecord",
+    "RecoveryRecord",
     "RelayRecord",
     "ReviewRecord",
     "Verification",

@@ -243,8 +243,18 @@ def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled
     (tmp_path / "shop.py").write_text(REGISTER)
     done = call(*at(filled, "ops", "recover"), cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (1, "0 recovered, 1 left")
+    [row] = columns_of(done.stdout)
+    assert (row["operation"], row["status"]) == ("publish:7", "partial")
+    assert row["why"] == "its rollback 'unpublish' is not registered here"
+    done = call(*at(filled, "ops", "recover", "--json"), cwd=tmp_path)
+    [left] = valid("ops-recover", done.stdout)
+    assert (done.returncode, left) == (1, {**left, "label": "publish:7", "status": "partial", "reason": row["why"]})
     done = call(*at(filled, "ops", "recover", "--with", "shop:register"), cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (0, "1 recovered, 0 left")
+    [row] = columns_of(done.stdout)
+    assert (row["status"], row["why"], row["key"]) == ("undone", "its rollback 'unpublish' was called", left["key"])
+    done = call(*at(filled, "ops", "recover", "--json"), cwd=tmp_path)
+    assert (done.returncode, valid("ops-recover", done.stdout)) == (0, [])
     assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
     for wrong in ("shop", "shop:nothing"):
         assert call(*at(filled, "ops", "recover", "--with", wrong), cwd=tmp_path).returncode == 2

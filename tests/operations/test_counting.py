@@ -35,7 +35,9 @@ def test_a_rollback_or_a_probe_that_fails_uses_up_an_attempt(either: str, attemp
             dies.operations.register("it", rollback=int)
             with pytest.raises(KeyboardInterrupt):
                 dies.operation("a", rollback="it").run(interrupted)
-        assert (client.operations.recover(), calls) == ({}, [1]), "nobody asks for it there, so none is used up"
+        [left] = client.operations.recover()
+        assert (left.status, left.reason) == ("partial", "it failed: OSError: not now")
+        assert calls == [1], "nobody asks for it there, so none is used up"
         for error in (OSError, OSError, holdfast.OperationFailed):
             with pytest.raises(error, match="not now"):
                 attempt(client, "a", lambda: pytest.fail("called"), **{how: fails})

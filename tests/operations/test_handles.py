@@ -220,7 +220,7 @@ def test_usage_and_execute_are_enough(postgres_url: str) -> None:
         client.operations.register("undo", rollback=int)
         client.operations.reset("c", actor="jane", reason="known")
         assert [each.result for each in client.operations.run_many("abcd", lambda key: key)] == [1, 2, "c", "d"]
-        assert client.operations.recover() == {}
+        assert client.operations.recover() == []
         assert client.operations.verify().broken == ()
 
 

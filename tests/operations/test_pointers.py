@@ -101,5 +101,5 @@ def test_a_rollback_that_is_registered_is_known_by_its_name_also_when_it_is_a_me
             client.operation(key, rollback=api.unpublish).run(die)
         record = client.operations.get(key)
         assert record is not None
-        assert client.operations.recover()[record.key] == "rolled back"
+        assert [(each.key, each.status) for each in client.operations.recover()] == [(record.key, "undone")]
         assert api.undone == 1

@@ -103,7 +103,10 @@ def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(eithe
         for subject in (graves, roads):
             with pytest.raises(KeyboardInterrupt):
                 client.operation(subject, rollback="undo").run(die)
-        assert client.operations.recover() == {roads.digest: "rolled back"}
+        recovered = {each.key: (each.status, each.reason) for each in client.operations.recover()}
+        assert recovered[roads.digest][0] == "undone"
+        assert recovered[graves.digest][0] == "partial"
+        assert "completed and reviewed by elder*, not by None" in recovered[graves.digest][1]
         assert undone == [roads.label]
         client.operations.rollback(graves, **BY_ELDER)
         assert undone == [roads.label, graves.label]

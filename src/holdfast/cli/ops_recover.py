@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import actor_option, open_client, reason_option
+from holdfast.cli.app import actor_option, json_option, open_client, reason_option
 from holdfast.cli.operation_key import resolve_key
 
 if TYPE_CHECKING:
     from holdfast import Client
+
+TITLES = ("operation", "status", "why", "key")
 
 _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
                                 help="Function that registers rollback and verify functions.")  # fmt: skip
@@ -19,11 +22,13 @@ _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
 
 @click.command()
 @_register_option
+@json_option
 @click.pass_context
-def recover(context: click.Context, register: str | None) -> None:
+def recover(context: click.Context, register: str | None, as_json: bool) -> None:
     """Finish or roll back interrupted operations.
 
-    Uses the functions that are registered for them. Exit code 1 when operations remain that need a decision.
+    Uses the functions that are registered for them. Lists each operation with its new status and the reason: success,
+    undone, or partial if it needs a decision, such as `complete`, `reset` or `rollback`. Exit code 1 when some do.
 
     \b
     Example:
@@ -33,12 +38,15 @@ def recover(context: click.Context, register: str | None) -> None:
 
     with open_client(context) as client:
         _register(client, register)
-        outcomes = client.operations.recover()
-        partial = client.operations.list(status="partial", limit=10_000)
-    for key, outcome in outcomes.items():
-        click.echo(f"{output.clean(key)}: {output.clean(outcome)}")
-    click.echo(f"{len(outcomes)} recovered, {len(partial)} left", err=True)
-    sys.exit(1 if partial else 0)
+        records = client.operations.recover()
+        left = client.operations.list(status="partial", limit=10_000)
+    if as_json:
+        output.print_json([asdict(record) for record in records])
+    elif records:
+        output.print_table(TITLES, [(record.label, record.status, record.reason, record.key) for record in records])
+    recovered = sum(record.status != "partial" for record in records)
+    click.echo(f"{recovered} recovered, {len(left)} left", err=True)
+    sys.exit(1 if left else 0)
 
 
 @click.command()

@@ -27,7 +27,7 @@ from holdfast.operations.archive import archive_line, archived_entry, parse_arch
 from holdfast.operations.attempt import fetch_entries
 from holdfast.operations.batch import Batch
 from holdfast.operations.batch_terms import Progress, check_batch
-from holdfast.operations.decide import LEASE_PREFIX, StoredKey
+from holdfast.operations.decide import LEASE_PREFIX, StoredKey, error_record, format_error
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.log import (
     LogCursor,
@@ -48,7 +48,7 @@ from holdfast.operations.log import (
     verify_operation,
 )
 from holdfast.operations.operation import Operation, SpecBuilder
-from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
+from holdfast.operations.outcome import OperationRecord, Outcome, RecoveryRecord, policy_fields
 from holdfast.operations.recovery import Recovery
 from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.spec import OperationSpec, encode_result
@@ -94,6 +94,7 @@ T = TypeVar("T")
 Outcomes = list[Outcome[T]]
 Records = list[OperationRecord]
 States = list[OperationState]
+Recoveries = list[RecoveryRecord]
 
 
 class Handlers(NamedTuple):
@@ -236,36 +237,46 @@ class Operations:
 
     # Recovery, rollback, completion, reset
 
-    def recover(self, *, limit: int = MAX_LIMIT) -> dict[str, str]:
+    def recover(self, *, limit: int = MAX_LIMIT) -> Recoveries:
         """Finish or roll back the operations of dead owners whose functions are registered: for the start of a process.
 
-        Returns what was done, by key. An operation that cannot be recovered is logged and left, and the others are
-        recovered; so is one that the policy lets only certain actors roll back, because there is no actor here.
+        Returns what was done to each, and why; one that has the status partial was left and needs a decision. That is
+        so when nothing is registered for it, when its function fails, when another process has its lock, and when the
+        policy lets only certain actors roll it back, because there is no actor here.
         """
-        recovered: dict[str, str] = {}
+        recoveries: Recoveries = []
         for record in self.list(status="partial", limit=limit):
-            if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
-                self._publish("operation.partial", record, fate="left")
+            recovery = self._recover(record)
+            if recovery is None:
                 continue
-            try:
-                recovery = self._recovery(record)
-                result = recovery.recover(partial(self._permit, "reset", **policy_fields(record)))
-            except Exception as error:
-                if isinstance(error, PolicyDenied):
-                    level, text = WARNING, "operation %(operation)r is not rolled back by itself: %(error)s"
-                else:
-                    level, text = ERROR, "operation %(operation)r cannot be recovered"
-                log.event(
-                    "operation.partial", level, text, exc_info=level == ERROR, operation=record.label, fate="left",
-                    error=str(error),
-                )  # fmt: skip
+            recoveries.append(recovery)
+            if recovery.status == "partial":
                 self._publish("operation.partial", record, fate="left")
-                continue
-            if result is not None:
-                recovered[record.key] = result
+            else:
                 self._publish("operation.partial", record, fate="recovered")
                 self._publish("operation.rewritten", record, reason="recovered")
-        return recovered
+        return recoveries
+
+    def _recover(self, record: OperationRecord) -> RecoveryRecord | None:
+        """None when there is nothing to recover any more."""
+        left = partial(RecoveryRecord, record.key, record.label, "partial")
+        if record.effect_started and record.rollback is None:
+            return left("nothing is registered to undo it: it was run without the name of a rollback")
+        if record.effect_started and record.rollback not in self._handlers:
+            return left(f"its rollback {record.rollback!r} is not registered here")
+        try:
+            recovery = self._recovery(record)
+            return recovery.recover(partial(self._permit, "reset", **policy_fields(record)))
+        except Exception as error:
+            if isinstance(error, PolicyDenied):
+                level, text = WARNING, "operation %(operation)r is not rolled back by itself: %(error)s"
+            else:
+                level, text = ERROR, "operation %(operation)r cannot be recovered"
+            log.event(
+                "operation.partial", level, text, exc_info=level == ERROR, operation=record.label, fate="left",
+                error=str(error),
+            )  # fmt: skip
+            return left(str(error) if level == WARNING else f"it failed: {format_error(error_record(error))}")
 
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Undo an operation with its registered function, whatever its status; then it may be run anew. ``key`` may be

@@ -26,7 +26,7 @@ from holdfast.operations.archive import archive_line, archived_entry, parse_arch
 from holdfast.operations.attempt_async import fetch_entries
 from holdfast.operations.batch_async import AsyncBatch
 from holdfast.operations.batch_terms import BatchArguments, Progress, check_batch
-from holdfast.operations.decide import LEASE_PREFIX, StoredKey
+from holdfast.operations.decide import LEASE_PREFIX, StoredKey, error_record, format_error
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.log import (
     LogCursor,
@@ -47,7 +47,7 @@ from holdfast.operations.log import (
     verify_operation,
 )
 from holdfast.operations.operation_async import AsyncOperation, SpecBuilder
-from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
+from holdfast.operations.outcome import OperationRecord, Outcome, RecoveryRecord, policy_fields
 from holdfast.operations.recovery_async import AsyncRecovery
 from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
@@ -93,6 +93,7 @@ T = TypeVar("T")
 Outcomes = list[Outcome[T]]
 Records = list[OperationRecord]
 States = list[OperationState]
+Recoveries = list[RecoveryRecord]
 
 
 class Handlers(NamedTuple):
@@ -245,36 +246,46 @@ class AsyncOperations:
 
     # Recovery, rollback, completion, reset
 
-    async def recover(self, *, limit: int = MAX_LIMIT) -> dict[str, str]:
+    async def recover(self, *, limit: int = MAX_LIMIT) -> Recoveries:
         """Finish or roll back the operations of dead owners whose functions are registered: for the start of a process.
 
-        Returns what was done, by key. An operation that cannot be recovered is logged and left, and the others are
-        recovered; so is one that the policy lets only certain actors roll back, because there is no actor here.
+        Returns what was done to each, and why; one that has the status partial was left and needs a decision. That is
+        so when nothing is registered for it, when its function fails, when another process has its lock, and when the
+        policy lets only certain actors roll it back, because there is no actor here.
         """
-        recovered: dict[str, str] = {}
+        recoveries: Recoveries = []
         for record in await self.list(status="partial", limit=limit):
-            if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
-                await self._publish("operation.partial", record, fate="left")
+            recovery = await self._recover(record)
+            if recovery is None:
                 continue
-            try:
-                recovery = await self._recovery(record)
-                result = await recovery.recover(partial(self._permit, "reset", **policy_fields(record)))
-            except Exception as error:
-                if isinstance(error, PolicyDenied):
-                    level, text = WARNING, "operation %(operation)r is not rolled back by itself: %(error)s"
-                else:
-                    level, text = ERROR, "operation %(operation)r cannot be recovered"
-                log.event(
-                    "operation.partial", level, text, exc_info=level == ERROR, operation=record.label, fate="left",
-                    error=str(error),
-                )  # fmt: skip
+            recoveries.append(recovery)
+            if recovery.status == "partial":
                 await self._publish("operation.partial", record, fate="left")
-                continue
-            if result is not None:
-                recovered[record.key] = result
+            else:
                 await self._publish("operation.partial", record, fate="recovered")
                 await self._publish("operation.rewritten", record, reason="recovered")
-        return recovered
+        return recoveries
+
+    async def _recover(self, record: OperationRecord) -> RecoveryRecord | None:
+        """None when there is nothing to recover any more."""
+        left = partial(RecoveryRecord, record.key, record.label, "partial")
+        if record.effect_started and record.rollback is None:
+            return left("nothing is registered to undo it: it was run without the name of a rollback")
+        if record.effect_started and record.rollback not in self._handlers:
+            return left(f"its rollback {record.rollback!r} is not registered here")
+        try:
+            recovery = await self._recovery(record)
+            return await recovery.recover(partial(self._permit, "reset", **policy_fields(record)))
+        except Exception as error:
+            if isinstance(error, PolicyDenied):
+                level, text = WARNING, "operation %(operation)r is not rolled back by itself: %(error)s"
+            else:
+                level, text = ERROR, "operation %(operation)r cannot be recovered"
+            log.event(
+                "operation.partial", level, text, exc_info=level == ERROR, operation=record.label, fate="left",
+                error=str(error),
+            )  # fmt: skip
+            return left(str(error) if level == WARNING else f"it failed: {format_error(error_record(error))}")
 
     async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Undo an operation with its registered function, whatever its status; then it may be run anew. ``key`` may be

@@ -94,6 +94,17 @@ class OperationRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryRecord:
+    """What ``recover()`` did to an operation that a dead owner left. ``status``: success (its probe found the effect) |
+    undone | partial (it needs a decision). ``reason``: how it was recovered, or why it was not."""
+
+    key: str
+    label: str
+    status: Literal["success", "undone", "partial"]
+    reason: str
+
+
 def policy_fields(record: object) -> dict[str, Any]:
     """The fields of an operation's or review's record that a policy is asked with."""
     names = ("key", "label", "dataset", "operation", "pipeline", "task", "attempt", "failures")

@@ -16,6 +16,7 @@ from holdfast.operations.decide import Key, Prior, correction_error, error_recor
 from holdfast.operations.leased_attempt import LeasedAttempt
 from holdfast.operations.log import has_effect
 from holdfast.operations.op import Op
+from holdfast.operations.outcome import RecoveryRecord
 from holdfast.operations.spec import OperationSpec
 
 
@@ -25,23 +26,33 @@ class Recovery:
     def __init__(self, spec: OperationSpec) -> None:
         self._attempt = LeasedAttempt(spec, _changed_error)
 
-    def recover(self, permit: Callable[[], None]) -> str | None:
-        """Finish or roll back what a dead owner left: "finished", "rolled back", or None when there is nothing to
-        recover any more. ``permit`` raises PolicyDenied when it must not be rolled back."""
+    def recover(self, permit: Callable[[], None]) -> RecoveryRecord | None:
+        """Finish or roll back what a dead owner left; None when there is nothing to recover any more. Left partial when
+        another process has its lock. ``permit`` raises PolicyDenied when it must not be rolled back."""
         attempt = self._attempt
         try:
             prior = self._take_over()
+            if attempt.grant is None:
+                current = attempt.fetch_prior()
+                is_left = current.status == "partial" and not current.alive
+                return self._record("partial", "another process has its lock: recover it later") if is_left else None
             if prior is None or prior.status != "partial":
                 return None
-            op = self._op(prior)
+            op, spec = self._op(prior), attempt.spec
             if prior.effect_started:
                 if not self._claim(op, prior):
                     return None
                 if self._finish_or_undo(op, prior, permit):
-                    return "finished"
-            detail = {"attempt": prior.attempt, "name": attempt.spec.rollback_name}
+                    return self._record("success", "its verify function found the effect")
+            detail = {"attempt": prior.attempt, "name": spec.rollback_name}
             self._close(op, "rollback", detail, prior.failed_attempts)
-            return "rolled back"
+            if not prior.effect_started:
+                reason = "its effect had not started"
+            elif spec.rollback is None:
+                reason = "its verify function found no effect"
+            else:
+                reason = f"its rollback {spec.rollback_name!r} was called"
+            return self._record("undone", reason)
         finally:
             attempt.release()
 
@@ -98,6 +109,10 @@ class Recovery:
             self._close(self._op(prior), "reset", {"actor": actor, "reason": reason}, 0)
         finally:
             self._attempt.release()
+
+    def _record(self, status: Literal["success", "undone", "partial"], reason: str) -> RecoveryRecord:
+        key = self._attempt.spec.key
+        return RecoveryRecord(key.digest, key.label, status, reason)
 
     def _take_over_or_raise(self) -> Prior:
         prior = self._take_over()

@@ -15,6 +15,7 @@ from holdfast.operations.decide import Key, Prior, correction_error, error_recor
 from holdfast.operations.leased_attempt_async import AsyncLeasedAttempt
 from holdfast.operations.log import has_effect
 from holdfast.operations.op_async import AsyncOp
+from holdfast.operations.outcome import RecoveryRecord
 from holdfast.operations.spec_async import AsyncOperationSpec
 
 
@@ -24,23 +25,33 @@ class AsyncRecovery:
     def __init__(self, spec: AsyncOperationSpec) -> None:
         self._attempt = AsyncLeasedAttempt(spec, _changed_error)
 
-    async def recover(self, permit: Callable[[], None]) -> str | None:
-        """Finish or roll back what a dead owner left: "finished", "rolled back", or None when there is nothing to
-        recover any more. ``permit`` raises PolicyDenied when it must not be rolled back."""
+    async def recover(self, permit: Callable[[], None]) -> RecoveryRecord | None:
+        """Finish or roll back what a dead owner left; None when there is nothing to recover any more. Left partial when
+        another process has its lock. ``permit`` raises PolicyDenied when it must not be rolled back."""
         attempt = self._attempt
         try:
             prior = await self._take_over()
+            if attempt.grant is None:
+                current = await attempt.fetch_prior()
+                is_left = current.status == "partial" and not current.alive
+                return self._record("partial", "another process has its lock: recover it later") if is_left else None
             if prior is None or prior.status != "partial":
                 return None
-            op = self._op(prior)
+            op, spec = self._op(prior), attempt.spec
             if prior.effect_started:
                 if not await self._claim(op, prior):
                     return None
                 if await self._finish_or_undo(op, prior, permit):
-                    return "finished"
-            detail = {"attempt": prior.attempt, "name": attempt.spec.rollback_name}
+                    return self._record("success", "its verify function found the effect")
+            detail = {"attempt": prior.attempt, "name": spec.rollback_name}
             await self._close(op, "rollback", detail, prior.failed_attempts)
-            return "rolled back"
+            if not prior.effect_started:
+                reason = "its effect had not started"
+            elif spec.rollback is None:
+                reason = "its verify function found no effect"
+            else:
+                reason = f"its rollback {spec.rollback_name!r} was called"
+            return self._record("undone", reason)
         finally:
             await attempt.release()
 
@@ -97,6 +108,10 @@ class AsyncRecovery:
             await self._close(self._op(prior), "reset", {"actor": actor, "reason": reason}, 0)
         finally:
             await self._attempt.release()
+
+    def _record(self, status: Literal["success", "undone", "partial"], reason: str) -> RecoveryRecord:
+        key = self._attempt.spec.key
+        return RecoveryRecord(key.digest, key.label, status, reason)
 
     async def _take_over_or_raise(self) -> Prior:
         prior = await self._take_over()

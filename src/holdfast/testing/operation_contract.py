@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -475,7 +475,8 @@ class OperationContract:
 
     def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
         client, effects, prefix = connect(url), Effects(), name()
-        keys = {each: name() for each in ("undone", "done", "in part", "unknown", "fails", "not begun")}
+        keys = {each: name() for each in ("undone", "done", "in part", "absent", "unknown", "fails", "not begun")}
+        leave_half_done(url, unnamed := name())
         with holdfast.Client(url) as dies:
             for handler, key in keys.items():
                 dies.operations.register(f"{prefix} {handler}", rollback=int)
@@ -486,20 +487,55 @@ class OperationContract:
         client.operations.register(f"{prefix} undone", rollback=effects.do("undo"))
         client.operations.register(f"{prefix} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
         client.operations.register(f"{prefix} in part", rollback=effects.do("undo the half"), verify=lambda: False)
+        client.operations.register(f"{prefix} absent", verify=lambda: False)
         client.operations.register(f"{prefix} fails", rollback=effects.do("tried", OSError("cannot undo")))
-        recovered = client.operations.recover()
-        labels = {client.operations.get(each).key: handler for handler, each in keys.items()}
-        assert {labels[key]: outcome for key, outcome in recovered.items() if key in labels} == {
-            "undone": "rolled back", "done": "finished", "in part": "rolled back", "not begun": "rolled back",
-        }  # fmt: skip
+        recovered = {each.label: each for each in client.operations.recover()}
+        assert {handler: (recovered[key].status, recovered[key].reason) for handler, key in keys.items()} == {
+            "undone": ("undone", f"its rollback '{prefix} undone' was called"),
+            "done": ("success", "its verify function found the effect"),
+            "in part": ("undone", f"its rollback '{prefix} in part' was called"),
+            "absent": ("undone", "its verify function found no effect"),
+            "unknown": ("partial", f"its rollback '{prefix} unknown' is not registered here"),
+            "fails": ("partial", "it failed: OSError: cannot undo"),
+            "not begun": ("undone", "its effect had not started"),
+        }
+        assert recovered[unnamed].status == "partial"
+        assert "it was run without the name of a rollback" in recovered[unnamed].reason
+        assert all(client.operations.get(label).key == each.key for label, each in recovered.items())
         assert sorted(effects) == ["tried", "undo", "undo the half"]
         statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
         assert statuses == {
             "undone": "undone", "done": "success", "in part": "undone", "unknown": "partial", "fails": "partial",
-            "not begun": "undone",
+            "absent": "undone", "not begun": "undone",
         }  # fmt: skip
         assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
         assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
+
+    def test_recover_leaves_what_it_cannot_lock_and_what_is_running(self, connect: Connect, url: str) -> None:
+        client, dataset = connect(url), name()
+        parts: dict[str, Any] = {"pipeline": "etl", "task": "load", "dataset": dataset, "operation": "upsert"}
+        first, second = (holdfast.OperationKey(**parts, bucket=bucket) for bucket in ("monday", "tuesday"))
+        leave_half_done(url, first, options=OperationOptions(marks_effect=True))
+        with running(url, second):
+            recovered = {each.key: (each.status, each.reason) for each in client.operations.recover()}
+            assert recovered[first.digest] == ("partial", "another process has its lock: recover it later")
+            assert second.digest not in recovered
+        [record] = [each for each in client.operations.recover() if each.key == first.digest]
+        assert (record.label, record.status) == (f"etl/load {dataset} upsert monday", "undone")
+
+    def test_recover_does_not_report_an_operation_that_runs_again_meanwhile(self, connect: Connect, url: str) -> None:
+        client, first, second = connect(url), name(), name()
+        leave_half_done(url, second, options=OperationOptions(marks_effect=True))
+        with ExitStack() as stack:
+            with holdfast.Client(url) as dies:
+                dies.operations.register(f"undo {first}", rollback=int)
+                with pytest.raises(KeyboardInterrupt):
+                    dies.operation(first, rollback=f"undo {first}").run(interrupted)
+            run_again = partial(stack.enter_context, running(url, second))
+            client.operations.register(f"undo {first}", rollback=run_again)
+            recovered = {each.label: each.status for each in client.operations.recover()}
+            assert (recovered[first], second in recovered) == ("undone", False), "the latest is recovered first"
+            assert client.operations.get(second).status == "running"
 
     def test_a_reset_key_is_as_if_it_were_new_and_its_history_stays(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
