@@ -55,9 +55,9 @@ INSIDE = {
     "object_trim": "1000000",
 }
 HARMLESS = {
-    "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
-    "timeline": "", "snapshot_time": "", "commit_check": "", "lock_end_session": "1", "object_late": "",
-    "lock_key": "'x'",
+    "wake": "'import'", "waiters_name": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'",
+    "check_savepoint": "'1'::xid", "timeline": "", "snapshot_time": "", "commit_check": "", "lock_end_session": "1",
+    "object_late": "", "lock_key": "'x'",
     "wal_late": "", "wal_settle": "", "relay_settle": "", "history_trim": "",
 }  # fmt: skip
 

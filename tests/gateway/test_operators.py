@@ -105,7 +105,7 @@ async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: 
 
 
 ANSWERED = {
-    "LeaseRecord": "acquired_at expires_at fence holder host info name pid remaining",
+    "LeaseRecord": "acquired_at expires_at fence holder host info name pid remaining waiting",
     "HistoryRecord": "acquired_at actor ended_at fence holder host name outcome pid reason",
     "LockAnswer": (
         "application_name blocked_by duration entity_id granted label mode name namespace pid query_start state"

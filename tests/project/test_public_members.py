@@ -61,7 +61,7 @@ PUBLIC = {
     "operations.outcome Outcome": "status replayed attempt committed value error result",
     "operations.reviews Reviews": "list get approve reject",
     "database.migrate Migrations": "version status scripts text up down governed foundation",
-    "lease.records LeaseRecord": "name holder fence acquired_at expires_at host pid info remaining",
+    "lease.records LeaseRecord": "name holder fence acquired_at expires_at host pid info remaining waiting",
     "lease.records HistoryRecord": "name holder host pid fence acquired_at ended_at outcome actor reason",
     "lock.records LockRecord": "pid application_name state query_start namespace entity_id name mode granted duration "
     "blocked_by label",

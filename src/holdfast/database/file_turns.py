@@ -2,7 +2,7 @@
 
 ``WriteTurn`` is an flock taken before BEGIN IMMEDIATE, so that processes take turns: SQLite's own busy handler can
 starve one of them to one operation a second. ``SessionLocks`` are open-file-description locks on single bytes, which
-the kernel drops when the process dies: the proof that a session still lives.
+the kernel drops when the process dies: the proof that a session still lives, or that a process waits for a name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import struct
 import threading
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
+from zlib import crc32
 
 from holdfast.errors import Busy
 from holdfast.runtime import forks
@@ -23,6 +25,14 @@ except ImportError:  # pragma: no cover - Windows: no turns, but SQLite's own lo
     fcntl = None  # type: ignore[assignment]
 
 _FLOCK = "hhqqi4x"
+_WAITERS = 7846 << 48
+"""The first offset that belongs to a name; SESSION_KEYS of the background thread are below it."""
+_PLACES = 1 << 16
+"""Offsets of a name. A waiter takes one by chance, and another one if that is taken."""
+
+
+def _first_place(name: str) -> int:
+    return _WAITERS + crc32(name.encode()) * _PLACES
 
 
 def open_side_file(path: str) -> int:
@@ -146,12 +156,15 @@ def _forget() -> None:
 
 
 class SessionLocks:
-    """One locked byte for each living session, at the offset of its key."""
+    """One locked byte for each living session, at the offset of its key. And one for each name that a process waits
+    for, at any of ``_PLACES`` offsets that belong to the name, so that those of several processes can be counted."""
 
     available = hasattr(fcntl, "F_OFD_SETLK")
 
     def __init__(self, path: str) -> None:
         self._descriptor = open_side_file(path)
+        self._waiting: dict[str, int] = {}
+        """The key that is locked for a name."""
 
     def hold(self, key: int) -> bool:
         try:
@@ -165,9 +178,35 @@ class SessionLocks:
 
     def is_free(self, key: int, length: int = 1) -> bool:
         """Whether no other process has locked any of ``length`` bytes from ``key`` on (0: all of them)."""
+        return self._first_locked(key, length) is None
+
+    def show_waiting(self, names: Iterable[str]) -> None:
+        """Lock a byte for each of ``names``, and unlock those of other names."""
+        names = set(names)
+        with suppress(OSError):  # the kernel has no more locks: only listings need these
+            for name in self._waiting.keys() - names:
+                self.drop(self._waiting.pop(name))
+            for name in names - self._waiting.keys():
+                places = (_first_place(name) + int.from_bytes(os.urandom(2)) for _ in range(9))
+                if (key := next(filter(self.hold, places), None)) is not None:
+                    self._waiting[name] = key
+
+    def count_waiting(self, name: str) -> int:
+        """How many other sessions have locked a byte for ``name``."""
+        count, ranges = 0, [(_first_place(name), _PLACES)]
+        while ranges:
+            start, length = ranges.pop()
+            locked = self._first_locked(start, length) if length else None
+            if locked is not None:
+                count += 1
+                ranges += [(start, locked - start), (locked + 1, start + length - locked - 1)]
+        return count
+
+    def _first_locked(self, key: int, length: int) -> int | None:
+        """A byte of ``length`` bytes from ``key`` on (0: all of them) that another session has locked."""
         query = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, key, length, 0)
-        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, query))[0]
-        return kind == fcntl.F_UNLCK
+        kind, _, start, *_ = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, query))
+        return None if kind == fcntl.F_UNLCK else max(start, key)
 
     def _set(self, kind: int, key: int) -> None:
         fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, key, 1, 0))

@@ -121,6 +121,7 @@ class Listener:
         if session.pooled or session.fileno() is None:
             self._announced = set(self._waiters)
             self._holders.clear()
+            session.show_waiting(list(self._announced)[:MAX_NAMES])
             return
         self._announced.difference_update(ended)
         if locked := [name for name in ended if name in self._locked]:

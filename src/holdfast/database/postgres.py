@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -278,6 +278,9 @@ class PostgresSession(PostgresConnection):
             return not self.pgconn.is_busy()
         except OperationalError:
             return True
+
+    def show_waiting(self, names: Iterable[str]) -> None:
+        """Through a pooler no lock stays in the session."""
 
     def hold(self, key: int, timeout: float) -> bool:
         return bool(self.call("session_hold", {"session_key": key}, timeout)[0]["done"])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from holdfast.database.url import Database
@@ -31,6 +31,9 @@ class Session(Protocol):
 
     def hold(self, key: int, timeout: float) -> bool:
         """Lock ``key`` for the life of this session. However the process ends, the lock goes with it."""
+
+    def show_waiting(self, names: Iterable[str]) -> None:
+        """Show other processes that this one waits for ``names``, where waiters only poll; nothing through a pooler."""
 
     def fileno(self) -> int | None:
         """What to poll for notifications and for the end of the connection; None on SQLite."""

@@ -1,7 +1,8 @@
 """A session on an SQLite file: short transactions in BEGIN IMMEDIATE, fair between processes, bounded in time.
 
 Two side files go with it: ``….holdfast-turn``, whose lock is taken before BEGIN IMMEDIATE so that writers of several
-processes take turns, and ``….holdfast-live``, in which a living session has one byte locked. Neither the session nor
+processes take turns, and ``….holdfast-live``, in which a living session has one byte locked, and a process one for each
+name that it waits for. Neither the session nor
 its locks survive a fork: see ``runtime/forks.py``.
 
 SQLite's own busy handler is never used, because Ctrl-C does not interrupt it.
@@ -177,6 +178,11 @@ class SqliteSession:
     def notifications(self) -> list[str]:
         return []
 
+    def show_waiting(self, names: Iterable[str]) -> None:
+        """The names that this process waits for, and no others: ``holdfast_waiting`` counts it."""
+        if self._session_locks is not None:
+            self._session_locks.show_waiting(map(self._in_schema, names))
+
     def hold(self, key: int, timeout: float) -> bool:
         return self._session_locks is not None and self._session_locks.hold(key)
 
@@ -243,6 +249,7 @@ class SqliteSession:
         with suppress(FileNotFoundError):  # removed at this moment
             self._stat = os.stat(self.database.target)
         self._connection.create_function("holdfast_gone", 1, self._is_session_gone)
+        self._connection.create_function("holdfast_waiting", 1, self._count_waiters)
         self._synchronous = ""
 
     def _close_side_files(self) -> None:
@@ -256,6 +263,18 @@ class SqliteSession:
         except BaseException as error:
             self._interrupt = error
             raise
+
+    def _count_waiters(self, name: str) -> int:
+        """SQL function ``holdfast_waiting(name)``."""
+        try:
+            return 0 if self._session_locks is None else self._session_locks.count_waiting(self._in_schema(name))
+        except BaseException as error:
+            self._interrupt = error
+            raise
+
+    def _in_schema(self, name: str) -> str:
+        """The side files are shared by all schemas in a file."""
+        return f"{self.database.schema}.{name}"
 
     # Execution
 

@@ -77,7 +77,8 @@ def check_schema(schema: str, dialect: Dialect) -> str:
 
 
 def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
-    """Replace ``holdfast.`` or ``holdfast_`` by the schema. The SQL function holdfast_gone keeps its name."""
+    """Replace ``holdfast.`` or ``holdfast_`` by the schema. The SQL functions holdfast_gone and
+    holdfast_waiting keep their names."""
     if dialect == "sqlite":
         text = text.replace("{now}", _NOW)
     if schema == SCHEMA:
@@ -85,7 +86,7 @@ def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
     if dialect == "postgres":
         text = re.sub(rf"\b{SCHEMA}\.", f"{schema}.", text)
         return re.sub(rf"(?<=\bschema ){SCHEMA}\b|(?<='){SCHEMA}(?=')", schema, text)
-    return re.sub(rf"\b{SCHEMA}_(?!gone\b)", f"{schema}_", text)
+    return re.sub(rf"\b{SCHEMA}_(?!(?:gone|waiting)\b)", f"{schema}_", text)
 
 
 def _read(*path: str) -> str:

@@ -31,7 +31,7 @@ select holdfast.lease_clear(:name) as done
 select holdfast.lease_wipe(:name, :token::uuid, :keep::jsonb) as ended
 
 -- name: lease_list
-select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast.lease_list(:name)
+select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info, waiting from holdfast.lease_list(:name)
 
 -- name: lease_history
 select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :limit::int)

@@ -28,12 +28,14 @@ class LeaseRecord:
     """What the holder's process says of itself; ``ttl`` in seconds."""
     remaining: float = field(compare=False)
     """Seconds to ``expires_at``, by the database's clock at the time of the query. The local clock may differ."""
+    waiting: int = field(compare=False)
+    """Processes that wait for it, or for any slot of its pool. Those that wait through a pooler are not counted."""
 
     @classmethod
     def _of(cls, row: Mapping[str, Any]) -> LeaseRecord:
         return cls(
             row["name"], row["holder"], row["fence"], as_datetime(row["acquired_at"]), as_datetime(row["expires_at"]),
-            row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
+            row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"], row["waiting"],
         )  # fmt: skip
 
 

@@ -125,7 +125,10 @@ delete from holdfast_beat where solo and id in (
 delete from holdfast_lease where name <> :name and name not in (select value from json_each(:keep));
 
 -- name: lease_list
-select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
+-- Those who want a slot wait for any of its pool, under the pool's name.
+select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info,
+       holdfast_waiting(case when name like '@slot:%' then substr(name, 1, length(rtrim(name, '0123456789')) - 1) else name end) as waiting
+  from holdfast_live
  where :name is null or name = :name order by name;
 
 -- name: lease_held

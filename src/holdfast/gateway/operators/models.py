@@ -124,7 +124,7 @@ class ReviewList(OperatorAnswer):
     reviews: list[ReviewRecord]
 
 
-@fields_of(LeaseRecord, without=("host", "pid", "info"))
+@fields_of(LeaseRecord, without=("host", "pid", "info", "waiting"))
 class GateAnswer(OperatorAnswer):
     timed: bool
     """Open for a stated time; else a window, which closes with the work in it."""

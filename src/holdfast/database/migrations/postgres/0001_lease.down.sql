@@ -20,6 +20,7 @@ drop function holdfast.lease_renew(text, uuid);
 drop function holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb);
 drop function holdfast.lease_end(holdfast.lease, text, boolean, text, text);
 drop function holdfast.wake(text);
+drop function holdfast.waiters_name(text);
 drop function holdfast.check_name(text, text);
 drop function holdfast.next_fence();
 drop function holdfast.check_epoch();

@@ -159,14 +159,23 @@ begin
     end if;
 end $$;
 
--- Notify the waiters of a name, if there are any. A waiter holds a shared lock on the name's key in its listening session.
+-- The name that the waiters of a lease wait for.
+create function holdfast.waiters_name(name text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    return name;
+end $$;
+
+-- Notify the waiters of a lease, if there are any. A waiter holds a shared lock on the name's key in its listening session.
 -- If we get the exclusive lock, there is no waiter, and none can start to wait before we commit. NOTIFY on every release
 -- would halve the total throughput.
 create function holdfast.wake(name text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    awaited text := holdfast.waiters_name(name);
 begin
-    if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(name)) then
-        perform pg_notify('holdfast.free', name);
+    if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(awaited)) then
+        perform pg_notify('holdfast.free', awaited);
     end if;
 end $$;
 
@@ -480,17 +489,23 @@ begin
     return ended;
 end $$;
 
+-- waiting: the sessions that hold the shared lock on the name; a process has one. Waiters behind a pooler poll, and are not counted.
 create function holdfast.lease_list(only_name text default null)
 returns table (name text, holder text, fence bigint, acquired_at double precision, expires_at double precision, remaining double precision,
-               host text, pid int, info jsonb)
+               host text, pid int, info jsonb, waiting integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select l.name, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision,
            extract(epoch from b.expires_at)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
-           coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl))
+           coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl)),
+           coalesce(w.waiting, 0)
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
+      left join (select k.objid, count(*)::integer as waiting from pg_locks k
+                  where k.locktype = 'advisory' and k.classid = hashtext('holdfast.free')::oid and k.objsubid = 2 and k.mode = 'ShareLock'
+                    and k.database = (select d.oid from pg_database d where d.datname = current_database())
+                  group by k.objid) w on w.objid = hashtext(holdfast.waiters_name(l.name))::oid
      where not b.dead and b.expires_at > clock_timestamp() and (only_name is null or l.name = only_name)
      order by l.name;
 end $$;
@@ -626,7 +641,7 @@ begin
 end $$;
 
 revoke all on function holdfast.history_trim(), holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(),
-    holdfast.check_name(text, text), holdfast.wake(text),
+    holdfast.check_name(text, text), holdfast.waiters_name(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
     holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),

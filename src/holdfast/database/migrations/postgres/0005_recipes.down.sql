@@ -14,10 +14,8 @@ drop function holdfast.beat_wanted(uuid);
 drop function holdfast.lease_clear(text);
 alter table holdfast.beat drop column wanted;
 alter table holdfast.audit drop column fence;
-create or replace function holdfast.wake(name text) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+create or replace function holdfast.waiters_name(name text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-    if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(name)) then
-        perform pg_notify('holdfast.free', name);
-    end if;
+    return name;
 end $$;

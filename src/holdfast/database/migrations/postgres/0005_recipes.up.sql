@@ -10,15 +10,11 @@ comment on column holdfast.beat.wanted is 'tokens of leases that an operator has
 -- Finds the slots of one pool without reading all leases.
 create index lease_slot on holdfast.lease (name text_pattern_ops) where name like '@slot:%';
 
--- A waiter waits for any slot of its pool, so the release of a slot notifies under the pool's name.
-create or replace function holdfast.wake(name text) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-    told text := case when name like '@slot:%' then regexp_replace(name, ':[0-9]+$', '') else name end;
+-- A waiter waits for any slot of its pool, under the pool's name.
+create or replace function holdfast.waiters_name(name text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-    if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(told)) then
-        perform pg_notify('holdfast.free', told);
-    end if;
+    return case when name like '@slot:%' then regexp_replace(name, ':[0-9]+$', '') else name end;
 end $$;
 
 -- Claim any free slot, that is, one of the leases '<pool>:1' to '<pool>:<capacity>'. The numbers bound how many claims there
