@@ -44,6 +44,12 @@ class Audit:
         words = "".join(character if character.isprintable() else " " for character in outcome).split()
         self._engine.call("audit_end", {"entry": entry, "outcome": " ".join(words)[:MAX_OUTCOME]})
 
-    def list(self, *, limit: int = 100) -> Records:
-        """The latest entries first. An entry without an outcome is under way, or its process died."""
-        return [AuditRecord._of(row) for row in self._engine.call("audit_list", {"limit": check_limit(limit)})]
+    def list(self, *, action: str | None = None, actor: str | None = None, limit: int = 100) -> Records:
+        """The latest entries first, of one action or actor if that is given. An entry without an outcome is under way,
+        or its process died."""
+        parameters = {
+            "action": None if action is None else check_name(action, "action"),
+            "actor": None if actor is None else check_said(actor, "actor"),
+            "limit": check_limit(limit),
+        }
+        return [AuditRecord._of(row) for row in self._engine.call("audit_list", parameters)]

@@ -1,5 +1,6 @@
 -- name: audit_list
-select id, at, actor, null as role, action, subject, reason, fence, detail, outcome, ended_at from holdfast_audit order by id desc limit :limit;
+select id, at, actor, null as role, action, subject, reason, fence, detail, outcome, ended_at from holdfast_audit
+ where (:action is null or action = :action) and (:actor is null or actor = :actor) order by id desc limit :limit;
 
 -- name: audit_begin.insert
 insert into holdfast_audit (at, actor, action, subject, reason, detail) values ({now}, :actor, :action, :subject, :reason, :detail);

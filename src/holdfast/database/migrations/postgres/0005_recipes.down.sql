@@ -1,5 +1,5 @@
 delete from holdfast.schema_version where version = 5;
-drop function holdfast.audit_list(integer);
+drop function holdfast.audit_list(integer, text, text);
 drop function holdfast.audit_note(bigint, bigint, jsonb);
 drop function holdfast.lease_force_release_if(text, bigint, text, text);
 drop function holdfast.lease_wipe(text, uuid, jsonb);

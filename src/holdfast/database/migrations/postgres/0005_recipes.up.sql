@@ -182,7 +182,7 @@ begin
     return found;
 end $$;
 
-create function holdfast.audit_list(max_rows integer default 100)
+create function holdfast.audit_list(max_rows integer default 100, only_action text default null, only_actor text default null)
 returns table (id bigint, at double precision, actor text, role text, action text, subject text, reason text, fence bigint, detail jsonb,
                outcome text, ended_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -190,7 +190,9 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query select a.id, extract(epoch from a.at)::double precision, a.actor, a.role, a.action, a.subject, a.reason, a.fence, a.detail,
            a.outcome, extract(epoch from a.ended_at)::double precision
-      from holdfast.audit a order by a.id desc limit max_rows;
+      from holdfast.audit a
+     where (only_action is null or a.action = only_action) and (only_actor is null or a.actor = only_actor)
+     order by a.id desc limit max_rows;
 end $$;
 
 -- The members of one set of shards, and the holder of each shard, without reading the other leases.
@@ -209,6 +211,6 @@ revoke all on function holdfast.shard_list(text), holdfast.slot_rows(text),
                        holdfast.slot_abandon(text, uuid, boolean), holdfast.lease_wipe(text, uuid, jsonb),
                        holdfast.lease_force_release_if(text, bigint, text, text), holdfast.audit_note(bigint, bigint, jsonb),
                        holdfast.lease_recall(text, bigint), holdfast.beat_wanted(uuid), holdfast.lease_clear(text),
-                       holdfast.audit_list(integer) from public;
+                       holdfast.audit_list(integer, text, text) from public;
 
 insert into holdfast.schema_version (version, name) values (5, 'recipes');
