@@ -12,10 +12,11 @@ from typing import Any
 import click
 import jsonschema
 import pytest
+from rich.cells import cell_len
 
 import holdfast
 from holdfast.cli.app import COMMANDS, GROUPS, app
-from holdfast.cli.output import clean, format_duration
+from holdfast.cli.output import clean, distribute, format_duration, shorten
 from tests.children import PATIENCE, query
 from tests.cli.command import (
     IMPORTED,
@@ -26,6 +27,7 @@ from tests.cli.command import (
     ask,
     at,
     call,
+    columns_of,
     environment,
     invoke,
     on_terminal,
@@ -56,9 +58,7 @@ def busy(sqlite_url: str) -> str:
         (("version",), "COLUMNS", 30),
     ],
 )  # fmt: skip
-def test_nothing_is_wider_than_a_narrow_terminal_and_nothing_is_cut_off(
-    busy: str, command: tuple[str, ...], way: str, columns: int
-) -> None:
+def test_nothing_is_wider_than_a_narrow_terminal(busy: str, command: tuple[str, ...], way: str, columns: int) -> None:
     with holdfast.Client(busy) as client:
         client.lease(LONG, holder="worker number two on the second machine").acquire()
         if way == "terminal":
@@ -66,11 +66,156 @@ def test_nothing_is_wider_than_a_narrow_terminal_and_nothing_is_cut_off(
         else:
             text = printed(*at(busy, *command), COLUMNS=str(columns))
     assert max(map(len, text.splitlines())) <= columns
-    words = " ".join(text.split())
-    for expected in {"ls": [LONG, "machine"], "history": [LONG, "the machine is being replaced " * 5]}.get(
-        command[0], []
-    ):
-        assert " ".join(expected.split()) in words
+    if command[0] in ("ls", "history"):
+        assert len(text.splitlines()) == 2, "a row is one line"
+
+
+@pytest.mark.parametrize("way", ["terminal", "COLUMNS"])
+def test_wide_shows_all_of_a_row_in_one_line_on_any_terminal(busy: str, way: str) -> None:
+    whole = printed(*at(busy, "history"))
+    assert LONG in whole
+    if way == "terminal":
+        assert COLOUR.sub("", on_terminal(*at(busy, "history", "--wide"), columns=40)) == whole
+    else:
+        done = invoke(*at(busy, "history", "--wide"), COLUMNS="40")
+        assert (done.stdout, done.stderr) == (whole, "")
+        narrow = invoke(*at(busy, "history"), COLUMNS="40")
+        assert narrow.stderr == "hidden: ended (UTC), held for, by, reason, fence; see --wide\n"
+
+
+def test_every_listing_has_wide_beside_json_and_a_watch_has_both() -> None:
+    listings = set()
+    with click.Context(app) as context:
+        for name in app.list_commands(context):
+            command = app.get_command(context, name)
+            assert command is not None
+            members = command.commands if isinstance(command, click.Group) else {}
+            for path, each in {name: command, **{f"{name} {word}": member for word, member in members.items()}}.items():
+                options = {spelling for option in each.params for spelling in option.opts}
+                if "--wide" in options:
+                    assert "--json" in options
+                    listings.add(path)
+                assert "--watch" not in options or path in listings
+    assert listings == {
+        "ls", "history", "locks", "commands", "ops ls", "ops show", "ops replay",
+        "reviews ls", "relay ls", "relay parked", "driver ls",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (100, [30, 5, 40, 8]),  # all that they need
+        (89, [30, 5, 40, 8]),
+        (79, [30, 5, 30, 8]),  # what is too wide shares what is left
+        (62, [22, 5, 21, 8]),
+        (43, [12, 5, 12, 8]),  # the least of all
+        (42, [17, 5, 16]),  # one is hidden
+        (33, [12, 5, 12]),
+        (20, [13, 5]),
+        (13, [13]),
+        (5, [5]),  # narrower than the least, because one is always shown
+        (1, [1]),
+    ],
+)
+def test_columns_share_the_line_and_the_rightmost_are_hidden(room: int, shown: list[int]) -> None:
+    assert distribute([30, 5, 40, 8], [12, 5, 12, 8], room) == shown
+    assert sum(shown) + 2 * (len(shown) - 1) <= room
+
+
+def test_short_columns_keep_their_width_and_no_column_is_wider_than_its_content() -> None:
+    for room in range(1, 120):
+        widths = distribute([3, 60, 19, 9, 40], [3, 14, 19, 9, 24], room)
+        assert all(width in (3, room) for width in widths[:1])
+        assert widths[2:4] == [19, 9][: max(0, len(widths) - 2)]
+        assert sum(widths) + 2 * (len(widths) - 1) == min(room, 139) or len(widths) < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [
+        ("nightly-import", 13, "nightl…import"), ("nightly-import", 8, "nigh…ort"), ("nightly-import", 3, "n…t"),
+        ("nightly-import", 2, "n…"), ("nightly-import", 1, "…"),
+        ("日本語の名前です", 9, "日本…です"), ("日本語の名前です", 8, "日本…す"), ("日本語の名前です", 2, "…"),
+        ("e\u0301" * 9, 5, "e\u0301e\u0301…e\u0301e\u0301"),  # a mark stays with its letter
+        ("ab\x1b[31mcdef\x1b", 9, "ab…ef\\x1b"),  # an escape is whole or not there
+        ("[red]alert[/red]", 9, "[red…red]"),
+    ],
+)  # fmt: skip
+def test_what_is_too_wide_is_shortened_in_the_middle(text: str, width: int, shown: str) -> None:
+    assert shorten(text, width) == shown
+    assert cell_len(shown) <= width
+
+
+def test_a_terminal_that_knows_only_ascii_is_not_exceeded_either(sqlite_url: str) -> None:
+    assert shorten("größe der Flächen", 12, ascii_only=True) == "gr...chen"
+    with holdfast.Client(sqlite_url) as client:
+        client.lease("größe " * 20).acquire()
+        text = ask(*at(sqlite_url, "ls"), PYTHONIOENCODING="ascii", COLUMNS="60")
+    assert max(map(len, text.splitlines())) <= 60
+    assert "..." in text
+
+
+def coloured(text: str) -> set[tuple[str, str]]:
+    """The words that have a colour or are dim, with its code."""
+    return {(code, word) for code, word in re.findall(r"\x1b\[(2|31|33)m([^\x1b]+)\x1b\[0m", text)}
+
+
+def test_states_that_need_attention_stand_out_on_a_terminal(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        client.lease("partial", holder="failure").acquire().release()
+        client.lease("sweep").acquire()
+        client.leases.force_release("sweep", actor="jane", reason="forced")
+        client.slots("gpu", 1).claim(owner="full")
+        with pytest.raises(ZeroDivisionError):
+            client.operation("charge:42").run(lambda: 1 // 0)
+        with pytest.raises(KeyboardInterrupt):
+            client.operation("publish:7").run(interrupt)
+        asks = holdfast.governance.Review("who has seen the plan?")
+        with holdfast.Client(sqlite_url, policy=lambda _: asks) as asked, pytest.raises(holdfast.PolicyDenied):
+            asked.operation("bury:1").run(int)
+        expected = {
+            ("history",): {("31", "forced"), ("2", "released")},
+            ("ops", "ls"): {("31", "failure"), ("33", "partial")},
+            ("ops", "show", "publish:7"): {("33", "partial")},
+            ("reviews", "ls"): {("33", "open")},
+            ("reviews", "show", "1"): {("33", "open")},
+        }
+        for command, words in expected.items():
+            more: dict[str, Any] = {"HOLDFAST_POOLS": "gpu=1"}
+            assert coloured(on_terminal(*at(sqlite_url, *command), columns=120, **more)) == words, command
+            plain = on_terminal(*at(sqlite_url, *command), columns=120, NO_COLOR="1", **more)
+            assert set(re.findall(r"\x1b\[([0-9;]*)m", plain)) <= {"0", "1", "2"}
+            assert "\x1b" not in printed(*at(sqlite_url, *command), COLUMNS="120", **more)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", [("ops", "show"), ("reviews", "show")])
+def test_the_fields_of_one_record_are_wrapped_and_whole(sqlite_url: str, command: tuple[str, str]) -> None:
+    key = holdfast.OperationKey(pipeline="etl", task="load", dataset="parcels " * 20, operation="upsert")
+    asks = holdfast.governance.Review("who has seen the plan? " * 10)
+    with holdfast.Client(sqlite_url) as client:
+        client.operation(key).run(lambda: 7)
+    with holdfast.Client(sqlite_url, policy=lambda _: asks) as client, pytest.raises(holdfast.PolicyDenied):
+        client.operation("bury:1").run(int)
+    which, wanted = (key.digest, "parcels " * 20) if command[0] == "ops" else ("1", "who has seen the plan? " * 10)
+    text = printed(*at(sqlite_url, *command, which), COLUMNS="40")
+    assert max(map(len, text.splitlines())) <= 40
+    assert " ".join(wanted.split()) in " ".join(text.split())
+
+
+def test_of_a_key_a_terminal_shows_the_beginning_and_a_pipe_everything(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        client.operation("charge:42").run(lambda: 7)
+        [record] = client.operations.list()
+    [row] = columns_of(printed(*at(sqlite_url, "ops", "ls"), COLUMNS="200"))
+    assert row["key"] == record.key[:12]
+    for more in ((), ("--wide",)):
+        columns: dict[str, Any] = {"COLUMNS": "60"} if more else {}
+        assert columns_of(printed(*at(sqlite_url, "ops", "ls", *more), **columns))[0]["key"] == record.key
 
 
 def test_a_wide_terminal_shows_columns_with_colours_unless_told_otherwise(sqlite_url: str) -> None:
@@ -100,13 +245,13 @@ def test_names_with_markup_are_printed_as_they_are(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         for name in names:
             client.lease(name, holder=f"by {name}").acquire()
-        wide, narrow = printed(*at(sqlite_url, "ls")), printed(*at(sqlite_url, "ls"), COLUMNS="40")
+        piped, fitted = printed(*at(sqlite_url, "ls")), printed(*at(sqlite_url, "ls"), COLUMNS="200")
         assert {each["name"] for each in valid("ls", printed(*at(sqlite_url, "ls", "--json")))} == set(names)
         output = printed(*at(sqlite_url, "release", "[/]", "--force", "--reason", "[b]why", "--actor", "[i]me"))
         assert all(text in output for text in ("'[/]'", "by [/]", "[b]why", "[i]me"))
         for name in names:
-            assert (wide.count(f"by {name} "), wide.count(name)) == (1, 2)
-            assert narrow.count(name) == 2
+            assert (piped.count(f"by {name} "), piped.count(name)) == (1, 2)
+            assert fitted.count(name) == 2
         past = printed(*at(sqlite_url, "history", "[/]"))
         assert all(text in past for text in ("by [/]", "[b]why", "[i]me"))
 

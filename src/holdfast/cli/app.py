@@ -163,6 +163,12 @@ reason_option = click.option("--reason", **REASON)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def listing_options(command: Function) -> Function:
+    """--json and --wide."""
+    wide = click.option("--wide", is_flag=True, help="Show all columns and whole values.")
+    return json_option(wide(command))
+
+
 def limit_option(default: int) -> Callable[[Function], Function]:
     """--limit: how many rows a listing shows."""
     return click.option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import ACTOR, REASON, json_option, open_client
+from holdfast.cli.app import ACTOR, REASON, listing_options, open_client
 
 if TYPE_CHECKING:
     from holdfast import Client
@@ -46,9 +46,9 @@ def do() -> None:
 
 
 @click.group(invoke_without_command=True)
-@json_option
+@listing_options
 @click.pass_context
-def commands(context: click.Context, as_json: bool) -> None:
+def commands(context: click.Context, as_json: bool, wide: bool) -> None:
     """List the audited operator commands, or check their rules.
 
     \b
@@ -65,17 +65,16 @@ def commands(context: click.Context, as_json: bool) -> None:
     if as_json:
         output.print_json([_as_json(command) for command in declared])
         return
+    columns = (
+        output.Column("command"), output.Column("parameters", 10), output.Column("what for", 24), output.Column("gate"),
+        output.Column("destructive"),
+    )  # fmt: skip
     rows = [
-        (
-            command.name,
-            " ".join(command.parameters),
-            command.gate,
-            "yes" if command.destructive else "no",
-            command.summary,
-        )
+        (command.name, " ".join(command.parameters), command.summary, command.gate,
+         "yes" if command.destructive else "no")
         for command in declared
-    ]
-    output.print_table(("command", "parameters", "gate", "destructive", "what for"), rows)
+    ]  # fmt: skip
+    output.print_table(columns, rows, wide=wide)
 
 
 @commands.command("check")

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import holdfast
-from holdfast.cli.app import Seconds, fail, json_option
+from holdfast.cli.app import Seconds, fail, json_option, listing_options
 
 if TYPE_CHECKING:
     from holdfast.reconciler import Backend, ProcessDriver
 
 FOLDER, SOCKET = "holdfast-driver", "driver.sock"
-TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
 
 
 @click.group(invoke_without_command=True)
@@ -100,9 +99,9 @@ def _connect(context: click.Context) -> Iterator[ProcessDriver]:
 
 
 @driver.command()
-@json_option
+@listing_options
 @click.pass_context
-def ls(context: click.Context, as_json: bool) -> None:
+def ls(context: click.Context, as_json: bool, wide: bool) -> None:
     """List the sandboxes, ended ones included.
 
     \b
@@ -116,7 +115,11 @@ def ls(context: click.Context, as_json: bool) -> None:
     if as_json:
         output.print_json([_as_json(sandbox) for sandbox in sandboxes])
     elif sandboxes:
-        output.print_table(TITLES, map(_row, sandboxes))
+        columns = (
+            output.Column("sandbox", 12), output.Column("state"), output.Column("exit"), output.Column("pid"),
+            output.Column("age"), output.Column("command", 16),
+        )  # fmt: skip
+        output.print_table(columns, map(_row, sandboxes), wide=wide)
     else:
         click.echo("no sandbox is there", err=True)
 

@@ -7,32 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import actor_option, json_option, limit_option, open_client, watch_options
+from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, watch_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
-    from holdfast import Client
+    from holdfast import Client, LeaseRecord
 
 Rows = list[dict[str, Any]]
 HISTORY_LIMIT = 10_000
 """Ended grants that the database keeps."""
-TITLES = ("lease", "holder", "host", "pid", "age", "left", "fence")
 OWN_PREFIXES = ("@", "holdfast:")
 """Of the names of holdfast's own leases: gates, slots, and the lease that governed commands run under."""
-HISTORY_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", "by", "reason")
 
 
 @click.command()
 @watch_options
-@json_option
+@listing_options
 @click.pass_context
-def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
+def ls(context: click.Context, /, **options: Any) -> None:
     """List the leases that are held: by whom, and for how long.
 
-    Age and remaining time are measured by the database's clock. With --watch a terminal shows a live view; in a pipe
-    the list is printed again whenever a lease changes hands, with --json as one line.
+    Age and remaining time are measured by the database's clock; `waiting` is the number of processes that wait for the
+    lease. With --watch a terminal shows a live view; in a pipe the list is printed again whenever a lease changes
+    hands, with --json as one line.
 
     \b
     Examples:
@@ -40,34 +36,26 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
       holdfast ls --watch
       holdfast ls --json | jq -r '.[] | select(.remaining < 5) | .name'
     """
-    from holdfast.cli import output
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View, show
 
+    columns = (
+        Column("lease", 16), Column("holder", 12), Column("age"), Column("left"), Column("waiting"), Column("host", 20),
+        Column("pid"), Column("fence"),
+    )  # fmt: skip
     with open_client(context) as client:
-        if watch:
-            from holdfast.cli import watch_mode
-
-            view = watch_mode.View(lambda: _fetch(client), _render, _identity, _count)
-            watch_mode.watch(view, every, as_json)
-            return
-        rows = _fetch(client)
-    if as_json:
-        output.print_json(rows)
-    elif rows:
-        console = output.make_console()
-        output.print_lines(console, _render(console, rows))
-        if any(row["name"].startswith(OWN_PREFIXES) for row in rows):
-            click.echo("names that begin with @ or holdfast: are holdfast's own, such as gates and slots", err=True)
-    else:
-        click.echo("no lease is held", err=True)
+        rows = show(View(lambda: [*map(describe, client.leases.list())], columns, _rows, _identity, _count), **options)
+    if not options["as_json"] and any(row["name"].startswith(OWN_PREFIXES) for row in rows):
+        click.echo("names that begin with @ or holdfast: are holdfast's own, such as gates and slots", err=True)
 
 
 @click.command()
 @click.argument("name", required=False)
 @limit_option(20)
 @click.option("--all", "everything", is_flag=True, help="Include holdfast's own leases.")
-@json_option
+@listing_options
 @click.pass_context
-def history(context: click.Context, name: str | None, limit: int, everything: bool, as_json: bool) -> None:
+def history(context: click.Context, name: str | None, limit: int, everything: bool, as_json: bool, wide: bool) -> None:
     """List past holders of leases, the latest first.
 
     Shows the ended grants of the lease NAME, or of all leases except holdfast's own, whose names begin with @ or
@@ -90,13 +78,17 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
         fields = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
         output.print_json([{field: getattr(grant, field) for field in fields} for grant in grants])
     elif grants:
+        columns = (
+            output.Column("lease", 14), output.Column("how"), output.Column("holder", 12), output.Column("ended (UTC)"),
+            output.Column("held for"), output.Column("by", 12), output.Column("reason", 24), output.Column("fence"),
+        )  # fmt: skip
         rows = [
-            (grant.name, grant.holder, output.format_time(grant.ended_at),
+            (grant.name, output.state(grant.outcome), grant.holder, output.format_time(grant.ended_at),
              output.format_duration((grant.ended_at - grant.acquired_at).total_seconds()),
-             grant.outcome, grant.fence, grant.actor, grant.reason)
+             grant.actor, grant.reason, grant.fence)
             for grant in grants
         ]  # fmt: skip
-        output.print_table(HISTORY_TITLES, rows)
+        output.print_table(columns, rows, wide=wide)
     else:
         click.echo("no grant has ended yet" if name is None else f"no grant of lease {name!r} has ended yet", err=True)
 
@@ -153,36 +145,31 @@ def _users_history(client: Client, limit: int) -> list[Any]:
         fetched = min(fetched * 10, HISTORY_LIMIT)
 
 
-def _fetch(client: Client) -> Rows:
-    """The leases that are held, with age and remaining time by the database's clock."""
+def describe(lease: LeaseRecord) -> dict[str, Any]:
+    """A lease in JSON, with age and remaining time by the database's clock."""
+    return {
+        "name": lease.name,
+        "holder": lease.holder,
+        "host": lease.host,
+        "pid": lease.pid,
+        "fence": lease.fence,
+        "acquired_at": lease.acquired_at,
+        "expires_at": lease.expires_at,
+        "age": round((lease.expires_at - lease.acquired_at - timedelta(seconds=lease.remaining)).total_seconds(), 3),
+        "remaining": round(lease.remaining, 3),
+        "waiting": lease.waiting,
+        "info": dict(lease.info),
+    }
+
+
+def _rows(rows: Rows) -> list[tuple[object, ...]]:
+    from holdfast.cli.output import format_duration, waiting
+
     return [
-        {
-            "name": lease.name,
-            "holder": lease.holder,
-            "host": lease.host,
-            "pid": lease.pid,
-            "fence": lease.fence,
-            "acquired_at": lease.acquired_at,
-            "expires_at": lease.expires_at,
-            "age": round(
-                (lease.expires_at - lease.acquired_at - timedelta(seconds=lease.remaining)).total_seconds(), 3
-            ),
-            "remaining": round(lease.remaining, 3),
-            "info": dict(lease.info),
-        }
-        for lease in client.leases.list()
-    ]
-
-
-def _render(console: Console, rows: Rows) -> list[Text]:
-    from holdfast.cli import output
-
-    cells = [
-        (row["name"], row["holder"], row["host"], row["pid"], output.format_duration(row["age"]),
-         output.format_duration(row["remaining"]), row["fence"])
+        (row["name"], row["holder"], format_duration(row["age"]), format_duration(row["remaining"]),
+         waiting(row["waiting"]), row["host"], row["pid"], row["fence"])
         for row in rows
     ]  # fmt: skip
-    return output.render_table(console, TITLES, cells)
 
 
 def _identity(rows: Rows) -> object:

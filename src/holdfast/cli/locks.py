@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from holdfast.cli.app import actor_option, json_option, open_client, reason_option, watch_options
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from holdfast.cli.app import actor_option, listing_options, open_client, reason_option, watch_options
 
 Locks = list[Any]
-TITLES = ("lock", "pid", "application", "state", "mode", "granted", "for", "blocked by")
 FIELDS = (
     "pid", "application_name", "state", "query_start", "namespace", "entity_id", "name", "mode", "granted", "duration",
     "blocked_by",
@@ -22,9 +17,9 @@ FIELDS = (
 
 @click.group(invoke_without_command=True)
 @watch_options
-@json_option
+@listing_options
 @click.pass_context
-def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
+def locks(context: click.Context, /, **options: Any) -> None:
     """List advisory locks: holders, waiters, and whom they wait for.
 
     Shows all advisory locks in the database, those of other programs too: each holder, then the sessions that wait for
@@ -40,23 +35,15 @@ def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> N
     """
     if context.invoked_subcommand is not None:
         return
-    from holdfast.cli import output
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View, show
 
+    columns = (
+        Column("lock", 14), Column("pid"), Column("granted"), Column("for"), Column("blocked by", 10), Column("mode"),
+        Column("application", 8), Column("state", 6),
+    )  # fmt: skip
     with open_client(context) as client:
-        if watch:
-            from holdfast.cli import watch_mode
-
-            view = watch_mode.View(client.locks.list, _render, _identity, _count, _as_json)
-            watch_mode.watch(view, every, as_json)
-            return
-        records = client.locks.list()
-    if as_json:
-        output.print_json(_as_json(records))
-    elif records:
-        console = output.make_console()
-        output.print_lines(console, _render(console, records))
-    else:
-        click.echo(_count(records), err=True)
+        show(View(client.locks.list, columns, _rows, _identity, _count, _as_json), **options)
 
 
 @locks.command()
@@ -99,16 +86,15 @@ def _as_json(records: Locks) -> list[dict[str, Any]]:
     return rows
 
 
-def _render(console: Console, records: Locks) -> list[Text]:
-    from holdfast.cli import output
+def _rows(records: Locks) -> list[tuple[object, ...]]:
+    from holdfast.cli.output import format_duration, state
 
-    rows = [
-        (lock.label, lock.pid, lock.application_name, lock.state, lock.mode, "yes" if lock.granted else "waits",
-         None if lock.duration is None else output.format_duration(lock.duration),
-         ", ".join(map(str, lock.blocked_by)))
+    return [
+        (lock.label, lock.pid, state("yes" if lock.granted else "waits"),
+         None if lock.duration is None else format_duration(lock.duration), ", ".join(map(str, lock.blocked_by)),
+         lock.mode, lock.application_name, lock.state)
         for lock in records
     ]  # fmt: skip
-    return output.render_table(console, TITLES, rows)
 
 
 def _identity(records: Locks) -> object:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import fail, json_option, limit_option, open_client
+from holdfast.cli.app import fail, json_option, limit_option, listing_options, open_client
 from holdfast.cli.operation_key import resolve_key
 from holdfast.cli.ops_export import export
 from holdfast.cli.ops_recover import complete, recover, reset, rollback
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     from holdfast import Client
 
 STATUSES = ("success", "failure", "partial", "undone", "running")
-TITLES = ("operation", "status", "attempt", "dataset", "updated (UTC)", "error", "key")
-ENTRY_TITLES = ("entry", "at (UTC)", "kind", "attempt", "fence", "detail")
 FIELDS = (
     "key", "label", "status", "attempt", "failures", "fence", "pipeline", "task", "dataset", "operation", "result_hash",
     "error", "pointer", "rollback", "effect_started", "created_at", "updated_at", "expires_at",
 )  # fmt: skip
 MAX_RESULT = 400
 """Characters of a result on a terminal."""
-REPLAY_TITLES = ("operation", "status", "attempt", "entries", "effect", "result", "error")
 
 _since_option = click.option("--since", type=click.FloatRange(0, min_open=True), metavar="S",
                              help="Only operations that changed in the last S seconds.")  # fmt: skip
@@ -54,9 +51,9 @@ def ops() -> None:
 )
 @click.option("--dataset", metavar="NAME", help="Only operations on this dataset.")
 @limit_option(20)
-@json_option
+@listing_options
 @click.pass_context
-def ls(context: click.Context, status: str | None, dataset: str | None, limit: int, as_json: bool) -> None:
+def ls(context: click.Context, status: str | None, dataset: str | None, limit: int, as_json: bool, wide: bool) -> None:
     """List operations, the latest first.
 
     \b
@@ -71,21 +68,26 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
     if as_json:
         output.print_json([_as_json(record) for record in records])
     elif records:
+        columns = (
+            output.Column("operation", 16), output.Column("status"), output.Column("key", first=12),
+            output.Column("attempt"), output.Column("updated (UTC)"), output.Column("error", 24),
+            output.Column("dataset", 8),
+        )  # fmt: skip
         rows = [
-            (record.label, record.status, record.attempt, record.dataset, output.format_time(record.updated_at),
-             _error_text(record), record.key)
+            (record.label, output.state(record.status), record.key, record.attempt,
+             output.format_time(record.updated_at), _error_text(record), record.dataset)
             for record in records
         ]  # fmt: skip
-        output.print_table(TITLES, rows)
+        output.print_table(columns, rows, wide=wide)
     else:
         click.echo("no operation is in the log" if status is None else f"no operation is {status}", err=True)
 
 
 @ops.command()
 @click.argument("key")
-@json_option
+@listing_options
 @click.pass_context
-def show(context: click.Context, key: str, as_json: bool) -> None:
+def show(context: click.Context, key: str, as_json: bool, wide: bool) -> None:
     """Show one operation with its result and all its log entries.
 
     A long result is cut off on a terminal; --json prints all of it. Exit code 1 when there is no such operation.
@@ -107,26 +109,28 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
             del row["payload"], row["operation"]
         output.print_json({**_as_json(record), "result": _result(state), "kept": state.kept, "entries": entry_rows})
         return
-    fields = {name: getattr(record, name) for name in FIELDS}
+    fields = {**{name: getattr(record, name) for name in FIELDS}, "status": output.state(record.status)}
     fields |= {"error": _error_text(record), "result": _result_text(record, state)}
-    output.print_table(
-        ("what", "value"), [(name.replace("_", " "), value) for name, value in fields.items() if value is not None]
-    )
+    output.print_fields((name.replace("_", " "), value) for name, value in fields.items() if value is not None)
     click.echo()
+    columns = (
+        output.Column("entry"), output.Column("at (UTC)"), output.Column("kind"), output.Column("attempt"),
+        output.Column("detail", 24), output.Column("fence"),
+    )  # fmt: skip
     rows = [
-        (entry.number, output.format_time(_to_datetime(entry.at)), entry.kind, entry.attempt, entry.fence,
-         entry.detail.removeprefix("{}"))
+        (entry.number, output.format_time(_to_datetime(entry.at)), output.state(entry.kind), entry.attempt,
+         entry.detail.removeprefix("{}"), entry.fence)
         for entry in entries
     ]  # fmt: skip
-    output.print_table(ENTRY_TITLES, rows)
+    output.print_table(columns, rows, wide=wide)
 
 
 @ops.command()
 @click.argument("key", required=False)
 @_since_option
-@json_option
+@listing_options
 @click.pass_context
-def replay(context: click.Context, key: str | None, since: float | None, as_json: bool) -> None:
+def replay(context: click.Context, key: str | None, since: float | None, as_json: bool, wide: bool) -> None:
     """Recompute every operation's state from the log. Nothing is executed.
 
     Exit code 1 when there is no operation KEY.
@@ -148,12 +152,16 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
             [{**asdict(state), "at": _to_datetime(state.at), "result": _result(state)} for state in states]
         )
     elif states:
+        columns = (
+            output.Column("operation", first=12), output.Column("status"), output.Column("attempt"),
+            output.Column("effect"), output.Column("error", 24), output.Column("entries"), output.Column("result"),
+        )  # fmt: skip
         rows = [
-            (state.operation, state.status, state.attempt, state.number, "yes" if state.effect_started else "no",
-             state.result_hash and state.result_hash[:12], state.error)
+            (state.operation, output.state(state.status), state.attempt, "yes" if state.effect_started else "no",
+             state.error, state.number, state.result_hash and state.result_hash[:12])
             for state in states
         ]  # fmt: skip
-        output.print_table(REPLAY_TITLES, rows)
+        output.print_table(columns, rows, wide=wide)
     else:
         click.echo("nothing was touched since then" if since else "the log is empty", err=True)
 

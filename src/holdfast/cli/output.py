@@ -1,4 +1,10 @@
-"""What commands print: columns where they fit, else a block for each row; plain text in a pipe, never markup.
+"""What commands print: tables of one line a row, fields of one record; plain text in a pipe, never markup.
+
+On a terminal the columns of a table share the width of the line:
+
+    a short column, such as a pid, a time or a state    keeps its width
+    a text                                              is shortened in the middle, down to ``Column.least`` cells
+    the rightmost columns                               are hidden while the others do not fit
 
 It imports rich, so commands import it when they run.
 """
@@ -7,11 +13,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.cells import cell_len
@@ -21,6 +28,47 @@ from rich.text import Text
 _GAP = "  "
 _NARROWEST = 24
 """Columns that a wrapped text needs beside its head; with fewer it goes below."""
+_STYLES = {
+    "partial": "yellow", "waits": "yellow", "open": "yellow", "full": "yellow", "unknown": "yellow",
+    "not": "yellow",
+    "failure": "red", "lost": "red", "session_lost": "red", "expired": "red", "forced": "red", "rejected": "red",
+    "refused": "red", "failed": "red",
+    "released": "dim", "reentered": "dim", "undone": "dim", "reset": "dim", "done": "dim", "closed": "dim",
+}  # fmt: skip
+"""By the word for a state: what needs attention, what went wrong, what has ended."""
+
+
+class Column(NamedTuple):
+    title: str
+    least: int | None = None
+    """The cells that it needs at least when it is shortened; None: it is never shortened."""
+    first: int | None = None
+    """Show only so many characters on a terminal: the beginning of a digest is enough to name it."""
+
+
+class Table(NamedTuple):
+    lines: list[Text]
+    hidden: list[str]
+    """The titles of columns that did not fit."""
+
+    @property
+    def note(self) -> str:
+        return f"hidden: {', '.join(self.hidden)}; see --wide"
+
+
+class Cell(NamedTuple):
+    value: object
+    style: str = ""
+
+
+def state(value: object, word: str | None = None) -> Cell:
+    """A cell with the style of its state, which is its first word unless ``word`` names another one."""
+    return Cell(value, _STYLES.get(word or re.split("[ :,]", str(value))[0], ""))
+
+
+def waiting(count: int) -> Cell:
+    """How many processes wait."""
+    return state(count, "waits" if count else "")
 
 
 def make_console() -> Console:
@@ -39,11 +87,14 @@ def line_width(console: Console) -> int | None:
     return console.width if console.is_terminal or "COLUMNS" in os.environ else None
 
 
-def clean(value: object) -> str:
+def clean(value: object, *, ascii_only: bool = False) -> str:
     """One line that cannot move the cursor: unprintable characters, as in a holder's label, are escaped."""
     if value is None or value == "":
         return "-"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+    text = str(value)
+    if text.isprintable() and (text.isascii() or not ascii_only):
+        return text
+    return "".join(_pieces(text, ascii_only))
 
 
 def format_duration(seconds: float) -> str:
@@ -77,34 +128,91 @@ def print_json(value: Any) -> None:
     click.echo(to_json(value))
 
 
-def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, wide: bool = False) -> None:
+    """One line a row. On stderr: which columns did not fit."""
     console = make_console()
-    print_lines(console, render_table(console, titles, rows))
+    table = render_table(console, columns, rows, wide=wide)
+    print_lines(console, table.lines)
+    if table.hidden:
+        click.secho(table.note, dim=True, err=True)
 
 
-def render_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Text]:
-    """The lines of a table: columns with a heading, or a block for each row if those would be too wide. The first
-    column names a row."""
-    cells = [[clean(value) for value in row] for row in rows]
-    room = line_width(console)
-    widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
-    if room is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        return list(_blocks(console, titles, cells))
-    head = Text(_columns(titles, widths), "bold")
-    return [head, *(Text(_columns(row, widths)) for row in cells)]
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """The fields of one record: a name and a value a line. Long values are wrapped."""
+    console = make_console()
+    cells = [("what", Cell("value", "bold")), *((name, _as_cell(value)) for name, value in fields)]
+    width = max(cell_len(name) for name, _ in cells)
+    for number, (name, cell) in enumerate(cells):
+        head = Text(f"{name:<{width}}{_GAP}", "" if number else "bold")
+        print_lines(console, wrap(console, head, Text(clean(cell.value), cell.style)))
 
 
-def wrap(console: Console, head: Text, text: str) -> list[Text]:
+def render_table(
+    console: Console, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, wide: bool = False
+) -> Table:
+    """Columns with a heading. In a pipe and with ``wide`` they are as wide as their content; else they fit the line."""
+    room = None if wide else line_width(console)
+    ascii_only = console.options.ascii_only
+    heading = [Cell(column.title, "bold") for column in columns]
+    lines = [heading, *([_as_cell(value) for value in row] for row in rows)]
+    texts = [[clean(cell.value, ascii_only=ascii_only) for cell in line] for line in lines]
+    if room is not None:
+        for row in texts[1:]:
+            row[:] = [text[: column.first] for column, text in zip(columns, row, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    if room is not None:
+        least = [
+            width if column.least is None else min(width, max(column.least, cell_len(column.title)))
+            for column, width in zip(columns, widths, strict=True)
+        ]
+        widths = distribute(widths, least, room)
+    rendered = []
+    for cells, row in zip(lines, texts, strict=True):
+        line = Text()
+        for (value, style), whole, width in zip(cells, row, widths, strict=False):
+            text = whole if cell_len(whole) <= width else shorten(str(value), width, ascii_only=ascii_only)
+            line.append(_GAP if line else "").append(text, style).append(" " * (width - cell_len(text)))
+        rendered.append(line)
+    return Table(rendered, [column.title for column in columns[len(widths) :]])
+
+
+def distribute(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The widths of the columns that are shown in ``room`` cells. The rightmost columns are hidden until the ``least``
+    widths of the others fit. The rest of the room is shared: the narrowest column grows first, and none beyond its
+    content. The first column is always shown."""
+    shown = len(widths)
+    while shown > 1 and sum(least[:shown]) + len(_GAP) * (shown - 1) > room:
+        shown -= 1
+    result = list(least[:shown])
+    spare = room - sum(result) - len(_GAP) * (shown - 1)
+    if spare < 0:
+        return [room]
+    while spare > 0 and (growing := [number for number in range(shown) if result[number] < widths[number]]):
+        result[min(growing, key=result.__getitem__)] += 1
+        spare -= 1
+    return result
+
+
+def shorten(text: str, width: int, *, ascii_only: bool = False) -> str:
+    """The beginning and the end of a text that is too wide, with an ellipsis between them, in ``width`` cells."""
+    pieces, ellipsis = _pieces(text, ascii_only), ("..." if ascii_only else "…")[:width]
+    room = width - len(ellipsis)
+    head = _take(pieces, (room + 1) // 2)
+    tail = _take(pieces[::-1], room - cell_len("".join(head)))
+    return "".join((*head, ellipsis, *tail[::-1]))
+
+
+def wrap(console: Console, head: Text, text: str | Text) -> list[Text]:
     """``text`` beside ``head``, wrapped below its own first word; or below the head, where that leaves too little
     room."""
-    room = line_width(console)
+    room, text = line_width(console), Text(text) if isinstance(text, str) else text
     if room is None:
         return [Text.assemble(head, text)]
     if room - head.cell_len < _NARROWEST:
         above = head.wrap(console, room, overflow="fold") if head.plain.strip() else ()
-        wrapped = Text(text).wrap(console, max(room - len(_GAP), 1), overflow="fold")
+        wrapped = text.wrap(console, max(room - len(_GAP), 1), overflow="fold")
         return [*above, *(Text.assemble(_GAP, line) for line in wrapped)]
-    wrapped = Text(text).wrap(console, room - head.cell_len, overflow="fold")
+    wrapped = text.wrap(console, room - head.cell_len, overflow="fold")
     below = " " * head.cell_len
     return [Text.assemble(below if number else head, line) for number, line in enumerate(wrapped)]
 
@@ -115,17 +223,30 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
-    return _GAP.join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+def _as_cell(value: object) -> Cell:
+    return value if isinstance(value, Cell) else Cell(value)
 
 
-def _blocks(console: Console, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[Text]:
-    label_width = max(map(cell_len, titles[1:]))
-    for number, (name, *values) in enumerate(cells):
-        if number:
-            yield Text("")
-        for line in wrap(console, Text(""), name):
-            line.stylize("bold")
-            yield line
-        for title, value in zip(titles[1:], values, strict=True):
-            yield from wrap(console, Text(f"{_GAP}{title:<{label_width}}{_GAP}"), value)
+def _pieces(text: str, ascii_only: bool) -> list[str]:
+    """What a text is made of and must not be cut: a character with its combining marks, or the escape of one that
+    cannot be printed."""
+    pieces: list[str] = []
+    for character in text:
+        if not character.isprintable() or (ascii_only and not character.isascii()):
+            pieces.append(ascii(character)[1:-1])
+        elif pieces and cell_len(character) == 0:
+            pieces[-1] += character
+        else:
+            pieces.append(character)
+    return pieces
+
+
+def _take(pieces: Sequence[str], room: int) -> list[str]:
+    """As many of the first pieces as fit."""
+    taken: list[str] = []
+    for piece in pieces:
+        room -= cell_len(piece)
+        if room < 0:
+            break
+        taken.append(piece)
+    return taken

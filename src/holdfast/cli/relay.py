@@ -7,10 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from holdfast.cli.app import actor_option, json_option, limit_option, open_client, reason_option
-
-TITLES = ("relay", "runs at", "told", "waiting", "lag", "parked", "problem")
-PARKED_TITLES = ("event", "type", "operation", "dataset", "tries", "parked (UTC)", "again", "problem")
+from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, reason_option
 
 
 @click.group()
@@ -60,9 +57,9 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
 
 
 @relay.command()
-@json_option
+@listing_options
 @click.pass_context
-def ls(context: click.Context, as_json: bool) -> None:
+def ls(context: click.Context, as_json: bool, wide: bool) -> None:
     """List the relays: who runs each, and how far behind it is.
 
     \b
@@ -76,12 +73,16 @@ def ls(context: click.Context, as_json: bool) -> None:
     if as_json:
         output.print_json([asdict(record) for record in records])
     elif records:
+        columns = (
+            output.Column("relay", 12), output.Column("runs at", 12), output.Column("waiting"), output.Column("lag"),
+            output.Column("parked"), output.Column("problem", 20), output.Column("told"),
+        )  # fmt: skip
         rows = [
-            (record.name, record.holder, record.told, record.entries, output.format_duration(record.lag),
-             record.parked, record.problem)
+            (record.name, record.holder, record.entries, output.format_duration(record.lag), record.parked,
+             record.problem, record.told)
             for record in records
         ]  # fmt: skip
-        output.print_table(TITLES, rows)
+        output.print_table(columns, rows, wide=wide)
     else:
         click.echo("no relay was ever run", err=True)
 
@@ -89,9 +90,9 @@ def ls(context: click.Context, as_json: bool) -> None:
 @relay.command()
 @click.argument("name")
 @limit_option(20)
-@json_option
+@listing_options
 @click.pass_context
-def parked(context: click.Context, name: str, limit: int, as_json: bool) -> None:
+def parked(context: click.Context, name: str, limit: int, as_json: bool, wide: bool) -> None:
     """List events that the sink refused, the oldest first.
 
     \b
@@ -105,12 +106,17 @@ def parked(context: click.Context, name: str, limit: int, as_json: bool) -> None
     if as_json:
         output.print_json([{**asdict(record), "event": record.event.as_dict()} for record in records])
     elif records:
+        columns = (
+            output.Column("event"), output.Column("operation", 12), output.Column("problem", 20),
+            output.Column("tries"), output.Column("again"), output.Column("type"), output.Column("parked (UTC)"),
+            output.Column("dataset", 8),
+        )  # fmt: skip
         rows = [
-            (record.id, record.event.type, record.event.label, record.event.dataset, record.tries,
-             output.format_time(record.parked_at), "yes" if record.again else "no", record.problem)
+            (record.id, record.event.label, record.problem, record.tries, "yes" if record.again else "no",
+             record.event.type, output.format_time(record.parked_at), record.event.dataset)
             for record in records
         ]  # fmt: skip
-        output.print_table(PARKED_TITLES, rows)
+        output.print_table(columns, rows, wide=wide)
     else:
         click.echo(f"nothing of relay {name!r} is parked", err=True)
 

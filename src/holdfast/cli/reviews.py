@@ -6,11 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from holdfast.cli.app import actor_option, fail, json_option, limit_option, open_client, reason_option
+from holdfast.cli.app import actor_option, fail, json_option, limit_option, listing_options, open_client, reason_option
 from holdfast.cli.ops_recover import run_and_report
 
 STATUSES = ("open", "approved", "rejected", "reset", "done")
-TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC)", "detail")
 
 
 @click.group()
@@ -31,9 +30,9 @@ def reviews() -> None:
 @click.option("--status", type=click.Choice([*STATUSES, "all"]), default="open", show_default=True,
               help="Only reviews with this status.")  # fmt: skip
 @limit_option(100)
-@json_option
+@listing_options
 @click.pass_context
-def ls(context: click.Context, status: str, limit: int, as_json: bool) -> None:
+def ls(context: click.Context, status: str, limit: int, as_json: bool, wide: bool) -> None:
     """List reviews, the oldest first.
 
     \b
@@ -48,12 +47,17 @@ def ls(context: click.Context, status: str, limit: int, as_json: bool) -> None:
     if as_json:
         output.print_json([asdict(review) for review in records])
     elif records:
+        columns = (
+            output.Column("review"), output.Column("operation", 16), output.Column("status"),
+            output.Column("because of"), output.Column("opened (UTC)"), output.Column("detail", 24),
+            output.Column("dataset", 8),
+        )  # fmt: skip
         rows = [
-            (review.id, review.label, review.dataset, review.reason, review.status,
-             output.format_time(review.opened_at), review.detail)
+            (review.id, review.label, output.state(review.status), review.reason, output.format_time(review.opened_at),
+             review.detail, review.dataset)
             for review in records
         ]  # fmt: skip
-        output.print_table(TITLES, rows)
+        output.print_table(columns, rows, wide=wide)
     else:
         click.echo("nothing is up for review" if status == "open" else "there is no such review", err=True)
 
@@ -78,8 +82,8 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
     if as_json:
         output.print_json(asdict(review))
         return
-    fields = [(name.replace("_", " "), value) for name, value in asdict(review).items() if value is not None]
-    output.print_table(("what", "value"), fields)
+    fields = {**asdict(review), "status": output.state(review.status)}
+    output.print_fields((name.replace("_", " "), value) for name, value in fields.items() if value is not None)
 
 
 @reviews.command()

@@ -1,4 +1,4 @@
-"""--watch: fetch a listing again and again. A terminal shows a live view; a pipe gets the listing when it changes."""
+"""A listing: once, or again and again with --watch. A terminal then shows a live view; a pipe gets each change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,7 @@ import holdfast
 from holdfast.cli import output
 
 Records = list[Any]
+Rows = list[tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -26,24 +27,41 @@ class View:
     """What is fetched, and how it is shown."""
 
     fetch: Callable[[], Records]
-    render: Callable[[Console, Records], list[Text]]
+    columns: Sequence[output.Column]
+    rows: Callable[[Records], Rows]
     identity: Callable[[Records], object]
     """A pipe gets the records again when this differs. It leaves out ages and times."""
     count: Callable[[Records], str]
+    """The title of a live view; without records, all that is said."""
     as_json: Callable[[Records], Records] = list
 
 
-def watch(view: View, every: float, as_json: bool) -> None:
-    """Returns on Ctrl-C, or when the reader of the pipe has closed it. Raises EngineError if the first fetch fails."""
+def show(view: View, *, watch: bool, every: float, as_json: bool, wide: bool) -> Records:
+    """Print the records and return them. With ``watch``, return nothing: on Ctrl-C, or when the reader of the pipe has
+    closed it. Raises EngineError if the first fetch fails."""
+    if watch:
+        _watch(view, every, as_json, wide)
+        return []
+    records = view.fetch()
+    if as_json:
+        output.print_json(view.as_json(records))
+    elif records:
+        output.print_table(view.columns, view.rows(records), wide=wide)
+    else:
+        click.echo(view.count(records), err=True)
+    return records
+
+
+def _watch(view: View, every: float, as_json: bool, wide: bool) -> None:
     console = output.make_console()
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
     )  # exits through Live, which shows the cursor
     try:
         if console.is_terminal and not as_json:
-            _show_live(console, view, every)
+            _show_live(console, view, every, wide)
         else:
-            _print_changes(console, view, every, as_json)
+            _print_changes(console, view, every, as_json, wide)
     except KeyboardInterrupt:
         pass
 
@@ -74,7 +92,7 @@ def _wait(seconds: float) -> bool:
     return not poll.poll(seconds * 1000)
 
 
-def _show_live(console: Console, view: View, every: float) -> None:
+def _show_live(console: Console, view: View, every: float, wide: bool) -> None:
     from rich.console import Group
     from rich.live import Live
 
@@ -82,13 +100,16 @@ def _show_live(console: Console, view: View, every: float) -> None:
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         for records, problem in _fetch_repeatedly(view, every):
             fetched_at = fetched_at if problem else datetime.now(UTC)
-            lines = view.render(console, records) if records else []
+            lines = []
+            if records:
+                table = output.render_table(console, view.columns, view.rows(records), wide=wide)
+                lines = [*table.lines, *([Text(table.note, "dim")] if table.hidden else [])]
             title = f"{view.count(records)} at {output.format_time(fetched_at)} UTC"
             below = output.wrap(console, Text(""), output.clean(problem)) if problem else []
             live.update(Group(Text(title, "dim"), *lines, *below), refresh=True)
 
 
-def _print_changes(console: Console, view: View, every: float, as_json: bool) -> None:
+def _print_changes(console: Console, view: View, every: float, as_json: bool, wide: bool) -> None:
     printed: object = None
     had_problem = False
     for records, problem in _fetch_repeatedly(view, every):
@@ -103,4 +124,7 @@ def _print_changes(console: Console, view: View, every: float, as_json: bool) ->
             click.echo(output.to_json(view.as_json(records), indent=None))
         else:
             title = Text(f"{output.format_time(datetime.now(UTC))} UTC: {view.count(records)}")
-            output.print_lines(console, [title, *(view.render(console, records) if records else []), Text("")])
+            output.print_lines(console, [title])
+            if records:
+                output.print_table(view.columns, view.rows(records), wide=wide)
+            output.print_lines(console, [Text("")])
