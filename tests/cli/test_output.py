@@ -97,7 +97,7 @@ def test_every_listing_has_wide_beside_json_and_a_watch_has_both() -> None:
                     listings.add(path)
                 assert "--watch" not in options or path in listings
     assert listings == {
-        "ls", "history", "locks", "commands", "ops ls", "ops show", "ops replay",
+        "ls", "history", "locks", "slots", "gates", "audit", "commands", "ops ls", "ops show", "ops replay",
         "reviews ls", "relay ls", "relay parked", "driver ls",
     }  # fmt: skip
 
@@ -180,6 +180,7 @@ def test_states_that_need_attention_stand_out_on_a_terminal(sqlite_url: str) -> 
             ("ops", "show", "publish:7"): {("33", "partial")},
             ("reviews", "ls"): {("33", "open")},
             ("reviews", "show", "1"): {("33", "open")},
+            ("slots",): {("33", "1 of 1")},
         }
         for command, words in expected.items():
             more: dict[str, Any] = {"HOLDFAST_POOLS": "gpu=1"}

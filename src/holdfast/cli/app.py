@@ -28,6 +28,8 @@ GROUPS = {
         "history": "holdfast.cli.leases:history",
         "release": "holdfast.cli.leases:release",
         "locks": "holdfast.cli.locks:locks",
+        "slots": "holdfast.cli.slots:slots",
+        "gates": "holdfast.cli.gates:gates",
     },
     "Operations": {
         "ops": "holdfast.cli.ops:ops",
@@ -43,6 +45,7 @@ GROUPS = {
     "Operator commands": {
         "do": "holdfast.cli.do:do",
         "commands": "holdfast.cli.do:commands",
+        "audit": "holdfast.cli.audit:audit",
     },
     "Services": {
         "serve": "holdfast.cli.serve:serve",

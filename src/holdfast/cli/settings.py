@@ -45,6 +45,18 @@ def gateway() -> dict[str, Any]:
     return table
 
 
+def pools() -> dict[str, int]:
+    """The pools of the gateway with their capacities, as HOLDFAST_POOLS, else [gateway], states them. Raises ValueError
+    if that is wrong."""
+    value = os.environ.get("HOLDFAST_POOLS") or gateway().get("pools")
+    if not value:
+        return {}
+    from holdfast.gateway.settings import OPTIONS
+
+    capacities: dict[str, int] = OPTIONS["pools"](value)
+    return capacities
+
+
 def absolute_url(url: str) -> str:
     """The URL with an absolute path, if it is that of an SQLite file: for a process in another folder."""
     scheme, _, rest = url.partition("://")

@@ -17,6 +17,7 @@ from holdfast import commands as operator
 from holdfast.database.privileges import FOR_OPERATORS
 from holdfast.database.statements import statements
 from holdfast.testing.server import until
+from tests.cli.command import columns_of, printed
 from tests.conftest import MAJORS, NEWEST, fresh, server
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/howto/roles-and-poolers.md").read_text(encoding="utf-8")
@@ -171,6 +172,8 @@ def test_an_operator_may_what_a_worker_may_and_the_rest(urls: tuple[str, str], w
         assert operator.run(boss, "lease.release", {"name": "c"}, **JANE).changes
         with boss.gate("dot_config", **JANE):
             assert worker.gates.require("dot_config").holder == "jane"
+            reasons = [columns_of(printed("--url", url, "gates"))[0]["reason"] for url in urls]
+            assert reasons == ["-", JANE["reason"]], "the reason is in the record, which a worker may not read"
         guard = boss.lease("system:guard").acquire()
         kept = worker.lease("wiped").acquire()
         assert operator.run(boss, "lease.wipe", {"guard": guard.name, "token": guard.token}, **JANE).changes
