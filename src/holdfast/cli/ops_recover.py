@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import actor_option, json_option, open_client, reason_option
+from holdfast.cli.app import actor_option, listing_options, open_client, reason_option
 from holdfast.cli.operation_key import resolve_key
 
 if TYPE_CHECKING:
     from holdfast import Client
 
-TITLES = ("operation", "status", "why", "key")
 
 _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
                                 help="Function that registers rollback and verify functions.")  # fmt: skip
@@ -22,9 +21,9 @@ _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
 
 @click.command()
 @_register_option
-@json_option
+@listing_options
 @click.pass_context
-def recover(context: click.Context, register: str | None, as_json: bool) -> None:
+def recover(context: click.Context, register: str | None, as_json: bool, wide: bool) -> None:
     """Finish or roll back interrupted operations.
 
     Uses the functions that are registered for them. Lists each operation with its new status and the reason: success,
@@ -43,7 +42,12 @@ def recover(context: click.Context, register: str | None, as_json: bool) -> None
     if as_json:
         output.print_json([asdict(record) for record in records])
     elif records:
-        output.print_table(TITLES, [(record.label, record.status, record.reason, record.key) for record in records])
+        columns = (
+            output.Column("operation", 16), output.Column("status"), output.Column("reason", 24),
+            output.Column("key", first=12),
+        )  # fmt: skip
+        rows = [(record.label, output.state(record.status), record.reason, record.key) for record in records]
+        output.print_table(columns, rows, wide=wide)
     recovered = sum(record.status != "partial" for record in records)
     click.echo(f"{recovered} recovered, {len(left)} left", err=True)
     sys.exit(1 if left else 0)
