@@ -441,18 +441,6 @@ def test_a_working_folder_that_is_gone_is_told(tmp_path: Path, arguments: tuple[
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_completion_knows_the_commands_and_their_options() -> None:
-    def completed(words: str) -> set[str]:
-        number = str(len(words.split()) - (not words.endswith(" ")))
-        text = ask(_HOLDFAST_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
-        return {line.partition(",")[2] for line in text.splitlines()}
-
-    assert completed("holdfast ") == set(COMMANDS)
-    assert completed("holdfast his") == {"history"}
-    assert "--watch" in completed("holdfast ls --")
-    assert "complete" in ask(_HOLDFAST_COMPLETE="bash_source")
-
-
 def test_it_also_runs_as_a_module(sqlite_url: str) -> None:
     command = [sys.executable, "-m", "holdfast", *at(sqlite_url, "check")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment())

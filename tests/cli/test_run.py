@@ -275,12 +275,8 @@ def test_help_and_completion_go_through_click(sqlite_url: str) -> None:
     done = call("run", "--help")
     for word in ("-- COMMAND", "HOLDFAST_TOKEN", "128 + n", "75 ", "Examples", "--skip", "alembic upgrade head"):
         assert word in done.stdout
-    assert "_HOLDFAST_COMPLETE=bash_complete" in call(_HOLDFAST_COMPLETE="bash_source").stdout
-    words = {"COMP_WORDS": "holdfast run --t", "COMP_CWORD": "2", "HOLDFAST_URL": sqlite_url}
-    assert call(cwd=None, _HOLDFAST_COMPLETE="bash_complete", **words).stdout.split() == [
-        "plain,--ttl",
-        "plain,--timeout",
-    ]
+    completed = call(_HOLDFAST_COMPLETE="fish_complete", COMP_LINE="holdfast run --t", HOLDFAST_URL=sqlite_url).stdout
+    assert [line.split("\t")[1] for line in completed.splitlines()] == ["--ttl", "--timeout"]
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 
 

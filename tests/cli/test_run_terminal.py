@@ -6,93 +6,22 @@ The shell is a real one, and what it does with process groups is what people's s
 from __future__ import annotations
 
 import os
-import pty
 import shutil
 import signal
-import subprocess
 import sys
-import termios
-import threading
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
 from tests.children import NONE, PATIENCE, eventually, rows
-from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.cli.command import PROGRAM, SCRIPT
 from tests.cli.runs import JUMP, alive, children, gone, state
+from tests.cli.screen import Screen
 
 BASH = shutil.which("bash")
 needs_a_shell = pytest.mark.skipif(BASH is None, reason="no bash here")
 RUN = f"{SCRIPT} run --ttl 600 job --"
 CTRL_C, CTRL_D, CTRL_Z = "\x03", "\x04", "\x1a"
-
-
-class Screen:
-    """A session of its own on a new terminal, without echo, so that all there is to see was said by somebody."""
-
-    def __init__(self, *command: str, url: str) -> None:
-        self._master, slave = pty.openpty()
-        modes = termios.tcgetattr(slave)
-        modes[3] &= ~termios.ECHO
-        termios.tcsetattr(slave, termios.TCSANOW, modes)
-        enter = 'exec 0<>"$0" 1>&0 2>&0; exec "$@"'  # the first terminal that a session leader opens becomes its own
-        self.process = subprocess.Popen(
-            ["sh", "-c", enter, os.ttyname(slave), *command],
-            env=environment(HOLDFAST_URL=url, PS1="", TERM="dumb"),
-            start_new_session=True,
-        )
-        self._slave = slave
-        self._text = ""
-        self._seen = 0
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            while received := os.read(self._master, 65536):
-                self._text += received.decode("utf-8", "replace")
-        except OSError:
-            pass
-
-    def keys(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def sees(self, text: str) -> str:
-        """Wait for it; what was said since the last look."""
-        eventually(lambda: text in self._text[self._seen :], f"{text!r} in {self._text!r}", PATIENCE)
-        start, self._seen = self._seen, self._text.index(text, self._seen) + len(text)
-        return self._text[start : self._seen]
-
-    def number(self, before: str) -> int:
-        """The number on a line that begins so."""
-        self.sees(before)
-        return int(self.sees("\n"))
-
-    def foreground(self) -> int:
-        return os.tcgetpgrp(self._master)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for pid in _descendants(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait(PATIENCE)
-        os.close(self._slave)
-        self._reader.join(PATIENCE)
-        os.close(self._master)
-
-
-def _descendants(pid: int) -> list[int]:
-    below = children(pid)
-    return [*below, *(each for child in below for each in _descendants(child))]
 
 
 def shell(url: str) -> Screen:

@@ -27,6 +27,8 @@ def main() -> None:
         if (values := parse(sys.argv[1:])) is not None:
             sys.exit(run_under_lease(**values))
         gc.enable()
+    if "_HOLDFAST_COMPLETE" in os.environ:
+        import holdfast.cli.shells  # noqa: F401 - registers the shells
     from holdfast.cli.app import app
     from holdfast.cli.exit import run_and_exit
 

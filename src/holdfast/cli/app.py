@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -40,7 +40,6 @@ GROUPS = {
         "migrate": "holdfast.cli.migrate:migrate",
         "doctor": "holdfast.cli.doctor:doctor",
         "check": "holdfast.cli.check:check",
-        "version": "holdfast.cli.version:version",
     },
     "Operator commands": {
         "do": "holdfast.cli.do:do",
@@ -51,12 +50,36 @@ GROUPS = {
         "serve": "holdfast.cli.serve:serve",
         "driver": "holdfast.cli.driver:driver",
     },
+    "Installation": {
+        "version": "holdfast.cli.version:version",
+        "completion": "holdfast.cli.shells:completion",
+    },
 }
 """Commands as the help lists them, each with the module and the name of its function."""
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 
-class LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """Names similar commands when a command does not exist. click does that itself for groups with fixed commands."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, names = args[0], self.list_commands(ctx)
+        if name not in names and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}.{suggestion(name, names)}")
+        return super().resolve_command(ctx, args)
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """A question with the names that are similar to ``name``, after a space; an empty text if there are none."""
+    from difflib import get_close_matches
+
+    matches = get_close_matches(name, names)
+    return f" Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+
+
+class LazyGroup(SuggestingGroup):
     """Imports the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -73,18 +96,6 @@ class LazyGroup(click.Group):
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            matches = get_close_matches(name, COMMANDS)
-            hint = f" Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
-            ctx.fail(f"No such command {name!r}.{hint}")
-        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -9,14 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import ACTOR, REASON, listing_options, open_client
+from holdfast.cli import completion
+from holdfast.cli.app import ACTOR, REASON, SuggestingGroup, listing_options, open_client
 
 if TYPE_CHECKING:
     from holdfast import Client
     from holdfast.commands import Command, CommandOutcome, Parameter
 
 
-class GovernedGroup(click.Group):
+_COMPLETIONS = {
+    ("gate.close", "name"): completion.open_gates,
+    ("leader.resign", "name"): completion.electors,
+    ("lease.release", "name"): completion.held_leases,
+    ("lease.wipe", "guard"): completion.held_leases,
+    ("lock.end", "pid"): completion.lock_sessions,
+    ("operation.replay", "key"): completion.operation_keys,
+    ("operation.reset", "key"): completion.operation_keys,
+    ("operation.rollback", "key"): completion.operation_keys,
+    ("review.approve", "number"): completion.open_reviews,
+    ("review.reject", "number"): completion.open_reviews,
+    ("session.cancel", "id"): completion.sessions,
+    ("slot.release", "pool"): completion.slot_pools,
+    ("slot.release", "slot"): completion.slots,
+}
+"""By command and parameter."""
+
+
+class GovernedGroup(SuggestingGroup):
     """Its commands are those that are declared in holdfast.commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -131,7 +150,7 @@ def _click_command(command: Command) -> click.Command:
             done = f"{command.name} done under fence {outcome.fence}"
             click.echo(f"{done}; recorded: {output.clean(actor)}: {output.clean(reason)}")
 
-    parameters = [_click_parameter(name, parameter) for name, parameter in command.parameters.items()]
+    parameters = [_click_parameter(command, name) for name in command.parameters]
     parameters += [
         click.Option(["--reason"], **REASON),
         click.Option(["--actor"], **ACTOR),
@@ -149,9 +168,10 @@ def _click_command(command: Command) -> click.Command:
     return click.Command(command.name, params=parameters, callback=call, help=text, short_help=command.summary)
 
 
-def _click_parameter(name: str, parameter: Parameter) -> click.Parameter:
+def _click_parameter(command: Command, name: str) -> click.Parameter:
+    parameter = command.parameters[name]
     if not parameter.optional and not parameter.option:
-        return click.Argument([name], type=parameter.kind)
+        return click.Argument([name], type=parameter.kind, shell_complete=_COMPLETIONS.get((command.name, name)))
     settings: dict[str, Any] = {"default": parameter.default} if parameter.optional else {"required": True}
     if parameter.secret:
         settings |= {"envvar": parameter.secret, "show_envvar": True}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, watch_options
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def ls(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.known_leases)
 @limit_option(20)
 @click.option("--all", "everything", is_flag=True, help="Include holdfast's own leases.")
 @listing_options
@@ -94,7 +95,7 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.held_leases)
 @click.option("--force", is_flag=True, help="Release it although another process holds it.")
 @click.option("--reason", metavar="TEXT", help="The reason, for the audit log. Required with --force.")
 @actor_option

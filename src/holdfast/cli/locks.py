@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import actor_option, listing_options, open_client, reason_option, watch_options
 
 Locks = list[Any]
@@ -47,7 +48,7 @@ def locks(context: click.Context, /, **options: Any) -> None:
 
 
 @locks.command()
-@click.argument("pid", type=click.IntRange(1, 2**31 - 1))
+@click.argument("pid", type=click.IntRange(1, 2**31 - 1), shell_complete=completion.lock_sessions)
 @reason_option
 @actor_option
 @click.pass_context

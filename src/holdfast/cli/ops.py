@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import fail, json_option, limit_option, listing_options, open_client
 from holdfast.cli.operation_key import resolve_key
 from holdfast.cli.ops_export import export
@@ -49,7 +50,7 @@ def ops() -> None:
 @click.option(
     "--status", type=click.Choice(STATUSES), help="Only operations with this status; partial: its process died."
 )
-@click.option("--dataset", metavar="NAME", help="Only operations on this dataset.")
+@click.option("--dataset", metavar="NAME", shell_complete=completion.datasets, help="Only operations on this dataset.")
 @limit_option(20)
 @listing_options
 @click.pass_context
@@ -84,7 +85,7 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
 
 
 @ops.command()
-@click.argument("key")
+@click.argument("key", shell_complete=completion.operation_keys)
 @listing_options
 @click.pass_context
 def show(context: click.Context, key: str, as_json: bool, wide: bool) -> None:
@@ -126,7 +127,7 @@ def show(context: click.Context, key: str, as_json: bool, wide: bool) -> None:
 
 
 @ops.command()
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=completion.operation_keys)
 @_since_option
 @listing_options
 @click.pass_context
@@ -167,15 +168,14 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 
 
 @ops.command()
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=completion.operation_keys)
 @_since_option
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
               help="Archive to verify together with the log; may be repeated, in the order of writing.")  # fmt: skip
 @click.option("--lineage", is_flag=False, flag_value="", metavar="[FILE]",
               help="Compare published lineage (JSON lines) with the log instead.")  # fmt: skip
-@click.option(
-    "--relay", metavar="NAME", help="Relay that published it. Without a file: what it has parked or not yet published."
-)
+@click.option("--relay", metavar="NAME", shell_complete=completion.relays,
+              help="Relay that published it. Without a file: what it has parked or not yet published.")  # fmt: skip
 @json_option
 @click.pass_context
 def verify(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import fail, open_client
 from holdfast.cli.operation_key import resolve_key
 
@@ -16,8 +17,9 @@ FORMATS = ("prov", "turtle", "dcat", "stac")
 
 
 @click.command()
-@click.argument("key", required=False)
-@click.option("--dataset", metavar="NAME", help="Only operations that wrote or read this dataset.")
+@click.argument("key", required=False, shell_complete=completion.operation_keys)
+@click.option("--dataset", metavar="NAME", shell_complete=completion.datasets,
+              help="Only operations that wrote or read this dataset.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(FORMATS), default="prov", show_default=True,
               help="prov: PROV-O as JSON-LD; turtle: the same as Turtle; dcat: JSON-LD.")  # fmt: skip
 @click.pass_context

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import actor_option, listing_options, open_client, reason_option
 from holdfast.cli.operation_key import resolve_key
 
@@ -54,7 +55,7 @@ def recover(context: click.Context, register: str | None, as_json: bool, wide: b
 
 
 @click.command()
-@click.argument("key")
+@click.argument("key", shell_complete=completion.operation_keys)
 @click.option("--result", metavar="JSON", default="null", show_default=True,
               help="What the operation returned: later callers get it.")  # fmt: skip
 @reason_option
@@ -75,7 +76,7 @@ def complete(context: click.Context, key: str, result: str, reason: str, actor: 
 
 
 @click.command()
-@click.argument("key")
+@click.argument("key", shell_complete=completion.operation_keys)
 @reason_option
 @actor_option
 @click.pass_context
@@ -93,7 +94,7 @@ def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
 
 
 @click.command()
-@click.argument("key")
+@click.argument("key", shell_complete=completion.operation_keys)
 @_register_option
 @reason_option
 @actor_option

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, reason_option
 
 
@@ -23,7 +24,7 @@ def relay() -> None:
 
 
 @relay.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.relays)
 @click.argument("sink")
 @click.option("--once", is_flag=True, help="Publish what is pending, then exit: for a timer.")
 @click.option("--tries", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N",
@@ -88,7 +89,7 @@ def ls(context: click.Context, as_json: bool, wide: bool) -> None:
 
 
 @relay.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.relays)
 @limit_option(20)
 @listing_options
 @click.pass_context
@@ -122,7 +123,7 @@ def parked(context: click.Context, name: str, limit: int, as_json: bool, wide: b
 
 
 @relay.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.relays)
 @click.argument("event", required=False)
 @click.pass_context
 def retry(context: click.Context, name: str, event: str | None) -> None:
@@ -142,7 +143,7 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
 
 
 @relay.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.relays)
 @reason_option
 @actor_option
 @click.pass_context

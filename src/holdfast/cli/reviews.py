@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from holdfast.cli import completion
 from holdfast.cli.app import actor_option, fail, json_option, limit_option, listing_options, open_client, reason_option
 from holdfast.cli.ops_recover import run_and_report
 
@@ -63,7 +64,7 @@ def ls(context: click.Context, status: str, limit: int, as_json: bool, wide: boo
 
 
 @reviews.command()
-@click.argument("number", type=int)
+@click.argument("number", type=int, shell_complete=completion.reviews)
 @json_option
 @click.pass_context
 def show(context: click.Context, number: int, as_json: bool) -> None:
@@ -87,7 +88,7 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
 
 
 @reviews.command()
-@click.argument("number", type=int)
+@click.argument("number", type=int, shell_complete=completion.open_reviews)
 @reason_option
 @actor_option
 @click.pass_context
@@ -105,7 +106,7 @@ def approve(context: click.Context, number: int, reason: str, actor: str) -> Non
 
 
 @reviews.command()
-@click.argument("number", type=int)
+@click.argument("number", type=int, shell_complete=completion.open_reviews)
 @reason_option
 @actor_option
 @click.pass_context

@@ -6,7 +6,9 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from holdfast.cli import completion
 from holdfast.cli.run import run_under_lease
 from holdfast.cli.run_options import OPTIONS, RunOption, find_conflict
 
@@ -16,6 +18,7 @@ class RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
+        ctx.meta["has_separator"] = "--" in args
         if ctx.resilient_parsing or not {"-h", "--help"}.isdisjoint(args[:end]):
             return super().parse_args(ctx, args)
         if "--" not in args:
@@ -25,6 +28,10 @@ class RunCommand(click.Command):
         if len(ctx.params["argv"]) > argv_length:
             ctx.fail("only the name of the lease stands before --; quote a name with spaces")
         return rest
+
+
+def _complete_argv(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file") if context.meta["has_separator"] else CompletionItem("--")]
 
 
 def _click_option(option: RunOption) -> click.Option:
@@ -42,8 +49,15 @@ def _click_option(option: RunOption) -> click.Option:
     options_metavar="[OPTIONS]",
     params=[
         *map(_click_option, OPTIONS),
-        click.Argument(["name"]),
-        click.Argument(["argv"], metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED),
+        click.Argument(["name"], shell_complete=completion.known_leases),
+        click.Argument(
+            ["argv"],
+            metavar="-- COMMAND...",
+            nargs=-1,
+            required=True,
+            type=click.UNPROCESSED,
+            shell_complete=_complete_argv,
+        ),
     ],
 )
 @click.pass_context
