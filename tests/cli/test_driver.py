@@ -27,7 +27,7 @@ def here(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
-    assert invoke("driver", "ls", cwd=here).stderr == "no sandbox is there\n"
+    assert invoke("driver", "ls", cwd=here).stderr == "there are no sandboxes\n"
     script = "echo $COLOUR; echo two; exec sleep 1000"
     create = ("driver", "create", "web", "--env", "COLOUR=red=1", "--open-files", "99", "--", "sh", "-c", script)
     assert ask(*create, cwd=here) == "created web\n"

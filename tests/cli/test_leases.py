@@ -101,7 +101,7 @@ def test_watch_goes_on_when_the_database_comes_back(postgres_url: str) -> None:
         try:
             server().execute(f"alter database {name} allow_connections false")
             server().execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
-            eventually(lambda: "looking again every 0.1 s" in running.problems, "it reports the failure")
+            eventually(lambda: "retrying every 0.1 s" in running.problems, "it reports the failure")
         finally:
             server().execute(f"alter database {name} allow_connections true")
         with holdfast.Client(postgres_url) as client:
@@ -138,7 +138,7 @@ def test_what_holdfast_holds_for_itself_is_told_apart(either: str) -> None:
         with client.slots("pool", capacity=1).claim(owner="me"):
             done = invoke(*at(either, "ls"))
     assert "@slot:pool:1" in done.stdout
-    assert done.stderr == "names that begin with @ or holdfast: are holdfast's own, such as gates and slots\n"
+    assert done.stderr == "names that begin with @ or holdfast: belong to holdfast itself, such as gates and slots\n"
     for limit, count in ((2, 2), (20, 3)):
         shown = valid("history", printed(*at(either, "history", "--limit", str(limit), "--json")))
         assert [each["name"] for each in shown] == ["sweep"] * count
@@ -151,7 +151,7 @@ def test_what_holdfast_holds_for_itself_is_told_apart(either: str) -> None:
 def test_the_history_of_an_unknown_lease_is_empty_and_says_so(sqlite_url: str) -> None:
     done = invoke(*at(sqlite_url, "history", "nobody's"))
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == 'no grant of lease "nobody\'s" has ended yet\n'
+    assert done.stderr == 'lease "nobody\'s" has no ended grants\n'
     assert valid("history", printed(*at(sqlite_url, "history", "nobody's", "--json"))) == []
 
 
@@ -196,6 +196,21 @@ def test_release_says_what_was_recorded_of_a_lease_kept_by_at_least(either: str)
         latest = client.leases.history("sweep")[0]
         assert (latest.outcome, latest.actor, latest.reason) == ("forced", "jane", "stuck")
         assert output == f"released lease 'sweep', held by one with fence {latest.fence}; recorded: jane: stuck\n"
+
+
+def test_a_misspelt_lease_is_answered_with_a_similar_one(either: str) -> None:
+    with holdfast.Client(either) as client:
+        client.lease("nightly-import").acquire()
+        client.lease("old-sweep").acquire().release()
+        for name, similar in (("nightly-imprt", "nightly-import"), ("old-swep", "old-sweep")):
+            done = invoke(*at(either, "history", name))
+            assert (done.returncode, done.stdout) == (0, "")
+            assert done.stderr == f"lease {name!r} has no ended grants. Did you mean {similar!r}?\n"
+        assert invoke(*at(either, "history", "nightly-import")).stderr == "lease 'nightly-import' has no ended grants\n"
+        for command in (("release", "nightly-imprt", "--force"), ("do", "lease.release", "nightly-imprt")):
+            done = invoke(*at(either, *command, "--reason", "x"))
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr == "holdfast: lease 'nightly-imprt' is not held. Did you mean 'nightly-import'?\n"
 
 
 def test_release_of_a_lease_that_nobody_holds_says_so_with_exit_code_1(either: str) -> None:

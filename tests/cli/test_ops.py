@@ -174,7 +174,7 @@ def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
         assert (done.returncode, "there is no operation" in done.stderr) == (1, True)
         assert invoke(*at(filled, "ops", command, "charge:42", "--since", "0.001")).returncode == 0, "it is just older"
     done = invoke(*at(filled, "ops", "replay", "--since", "1e300"))
-    assert (done.returncode, "--since must be seconds" in done.stderr) == (2, True)
+    assert (done.returncode, "--since 1e+300 is too large" in done.stderr) == (2, True)
 
 
 def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_interrupted_one_that_did_happen_is_completed(either: str) -> None:
 def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(REGISTER)
     done = call(*at(filled, "ops", "recover"), cwd=tmp_path)
-    assert (done.returncode, done.stderr.strip()) == (1, "0 recovered, 1 left")
+    assert (done.returncode, done.stderr.strip()) == (1, "0 recovered, 1 still interrupted")
     [row] = columns_of(done.stdout)
     assert (row["operation"], row["status"]) == ("publish:7", "partial")
     assert row["why"] == "its rollback 'unpublish' is not registered here"
@@ -250,7 +250,7 @@ def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled
     [left] = valid("ops-recover", done.stdout)
     assert (done.returncode, left) == (1, {**left, "label": "publish:7", "status": "partial", "reason": row["why"]})
     done = call(*at(filled, "ops", "recover", "--with", "shop:register"), cwd=tmp_path)
-    assert (done.returncode, done.stderr.strip()) == (0, "1 recovered, 0 left")
+    assert (done.returncode, done.stderr.strip()) == (0, "1 recovered, 0 still interrupted")
     [row] = columns_of(done.stdout)
     assert (row["status"], row["why"], row["key"]) == ("undone", "its rollback 'unpublish' was called", left["key"])
     done = call(*at(filled, "ops", "recover", "--json"), cwd=tmp_path)

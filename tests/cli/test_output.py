@@ -413,7 +413,7 @@ def test_a_full_disk_under_stdout_is_one_line_and_exit_code_1(
         options: dict[str, Any] = {"buffered": True, "also": IMPORTED, "cwd": tmp_path, "env": environment()}
         code = Forked(PROGRAM, *words, streams=streams, **options).wait(PATIENCE)
     text = (tmp_path / "errors").read_text()
-    assert (code, text) == (1, "holdfast: cannot write its output: No space left on device\n")
+    assert (code, text) == (1, "holdfast: cannot write the output: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["history", "check"])
@@ -427,7 +427,7 @@ def test_a_width_that_is_none_is_as_if_nobody_had_asked_for_one(busy: str, comma
     [
         (("--url", "sqlite:///a.db", "ls"), "cannot open sqlite:///a.db: the working folder is gone"),
         (("--url", "sqlite:///a.db", "run", "x", "--", "true"), "cannot open sqlite:///a.db: the working folder is"),
-        (("driver", "ls"), "the working folder is gone: go to one that exists"),
+        (("driver", "ls"), "the working folder was removed: change to one that exists"),
     ],
 )  # fmt: skip
 def test_a_working_folder_that_is_gone_is_told(tmp_path: Path, arguments: tuple[str, ...], wanted: str) -> None:
@@ -498,5 +498,6 @@ def test_every_help_is_whole_and_has_an_example(command: tuple[str, ...]) -> Non
     assert "Usage: holdfast" in text
     listed = text.partition("Run work:" if not command else "Commands:")[2]
     assert "..." not in listed, "each fits a line in the list"
+    assert not re.search(r"^ {3,}", listed, re.MULTILINE), "none is continued on a second line"
     examples = text.partition("Example")[2]
     assert re.search(rf"^ +holdfast .*\b{' '.join(command)}", examples, re.MULTILINE)

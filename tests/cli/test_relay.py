@@ -42,7 +42,7 @@ def lines(path: Path) -> list[str]:
 
 def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path) -> None:
     file = tmp_path / "lineage.jsonl"
-    assert "9 events told" in call(*at(filled, "relay", "run", "r", f"jsonl:{file}", "--once")).stderr
+    assert "9 events published" in call(*at(filled, "relay", "run", "r", f"jsonl:{file}", "--once")).stderr
     published = lines(file)
     assert len(published) == 9
     verify = at(filled, "ops", "verify", "--lineage", str(file))
@@ -83,9 +83,9 @@ def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path
     done = call(*at(filled, "relay", "run", "r", "picky:broken"), cwd=tmp_path)
     assert (done.returncode, "'picky:broken' is none: RuntimeError: no such server" in done.stderr) == (2, True)
     done = call(*at(filled, "relay", "run", "r", "picky:sink", "--once", "--tries", "1"), cwd=tmp_path)
-    assert (done.returncode, "6 events told" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "6 events published" in done.stderr) == (0, True), done.stderr
     [row] = columns_of(printed(*at(filled, "relay", "ls")))
-    assert (row["relay"], row["told"], row["waiting"], row["parked"]) == ("r", "6", "0", "3")
+    assert (row["relay"], row["published"], row["pending"], row["parked"]) == ("r", "6", "0", "3")
     [about] = valid("relay-ls", printed(*at(filled, "relay", "ls", "--json")))
     assert (about["entries"], about["holder"], about["problem"]) == (0, None, None)
     parked = valid("relay-parked", printed(*at(filled, "relay", "parked", "r", "--json")))
@@ -96,13 +96,13 @@ def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path
     checked = valid("ops-verify", invoke(*at(filled, "ops", "verify", "--relay", "r", "--json")).stdout)
     assert [each["what"] for each in checked["problems"]] == ["parked"] * 3
     assert invoke(*at(filled, "relay", "retry", "r", "unknown")).returncode == 1
-    assert "3 to be told again" in invoke(*at(filled, "relay", "retry", "r")).stderr
+    assert "3 events will be published again" in invoke(*at(filled, "relay", "retry", "r")).stderr
     output = ask(*at(filled, "relay", "run", "r", "jsonl:-", "--once")).splitlines()
     assert [json.loads(each)["type"] for each in output] == ["START", "MESSAGE", "COMPLETE"]
     assert invoke(*at(filled, "ops", "verify", "--relay", "r")).returncode == 0
     assert invoke(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
     assert invoke(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1
-    assert "no relay was ever run" in invoke(*at(filled, "relay", "ls")).stderr
+    assert "there are no relays" in invoke(*at(filled, "relay", "ls")).stderr
     done = invoke(*at(filled, "ops", "verify", "--lineage"))
     assert (done.returncode, "no relay was ever run" in done.stderr) == (2, True)
 

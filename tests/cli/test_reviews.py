@@ -26,7 +26,7 @@ def up_for_review(url: str) -> int:
 def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     number = str(up_for_review(either))
     [row] = columns_of(ask(*at(either, "reviews", "ls")))
-    assert (row["review"], row["operation"], row["dataset"], row["because of"], row["status"]) == (
+    assert (row["review"], row["operation"], row["dataset"], row["cause"], row["status"]) == (
         number, "etl/load graves upsert", "graves", "policy", "open")  # fmt: skip
     assert row["detail"] == r"who has\x1b[31m seen the plan?"
     [review] = valid("reviews-ls", printed(*at(either, "reviews", "ls", "--json")))
@@ -35,13 +35,13 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     assert "graves" in on_terminal(*at(either, "reviews", "ls"), columns=40)
     done = printed(*at(either, "reviews", "approve", number, *BY_JANE))
     assert done.splitlines() == [
-        "operation 'etl/load graves upsert', up for review because of policy, can be tried once more",
+        "operation 'etl/load graves upsert', under review because of policy, may run once more",
         "review.approve done; recorded: jane: we agreed",
     ]
     again = invoke(*at(either, "reviews", "reject", number, *BY_JANE))
     assert (again.returncode, again.stderr) == (
-        1, f"holdfast: review {number} is approved already, by jane: we agreed\n")  # fmt: skip
-    assert invoke(*at(either, "reviews", "ls")).stderr == "nothing is up for review\n"
+        1, f"holdfast: review {number} is already approved, by jane: we agreed\n")  # fmt: skip
+    assert invoke(*at(either, "reviews", "ls")).stderr == "there are no open reviews\n"
     [review] = valid("reviews-ls", printed(*at(either, "reviews", "ls", "--status", "approved", "--json")))
     assert (review["status"], review["actor"], review["answer"], review["spent_at"]) == (
         "approved",
@@ -61,13 +61,11 @@ def test_a_rejected_one_that_never_began_is_let_go_by_a_reset(sqlite_url: str) -
     number = str(up_for_review(sqlite_url))
     looked = printed(*at(sqlite_url, "do", "review.reject", number, "--reason", "no", "--dry-run"))
     assert (
-        looked == "operation 'etl/load graves upsert', up for review because of policy, is refused until it is reset\n"
+        looked == "operation 'etl/load graves upsert', under review because of policy, is refused until it is reset\n"
     )
     assert "review.reject done" in printed(*at(sqlite_url, "reviews", "reject", number, *BY_JANE))
     done = printed(*at(sqlite_url, "ops", "reset", KEY.digest, *BY_JANE))
-    assert done.startswith(
-        "operation 'etl/load graves upsert', which was refused before it began, can be tried again\n"
-    )
+    assert done.startswith("operation 'etl/load graves upsert', which was refused before it began, may run again\n")
     with holdfast.Client(sqlite_url) as client:
         assert client.operation(KEY, options=holdfast.OperationOptions(sovereign=True)).run(lambda: 7).result == 7
 

@@ -17,8 +17,8 @@ from tests.recipes.guard.instances import ends_at
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--strict",), "are for --guard"), (("--renew-every", "1"), "are for --guard"),
-        (("--wipe-on-start",), "are for --guard"), (("--guard", "--holder", "me"), "exclude each other"),
+        (("--strict",), "need --guard"), (("--renew-every", "1"), "need --guard"),
+        (("--wipe-on-start",), "need --guard"), (("--guard", "--holder", "me"), "cannot be used with"),
         (("--guard", "--ttl", "5", "--renew-every", "3"), "at most half of --ttl 5, not 3"),
         (("--guard", "--renew-every", "0"), "--renew-every must be 0.001 seconds or more, not 0"),
     ],

@@ -152,7 +152,7 @@ def test_one_that_is_stopped_for_longer_than_its_ttl_is_ended_and_says_so(sqlite
         jump.touch()
         gone([pid])
         screen.keys("fg\n")
-        screen.sees("so the command was ended")
+        screen.sees("the command was ended")
         screen.keys("echo code $?\n")
         assert screen.number("code ") in (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGHUP)
 

@@ -39,7 +39,7 @@ def entries(client: holdfast.Client, action: str) -> list[Any]:
 def test_a_command_leaves_who_why_what_how_it_ended_and_under_which_fence(client: holdfast.Client) -> None:
     grant = client.lease("nightly-import", holder="worker-1").acquire()
     outcome = operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
-    assert outcome.changes == [f"lease 'nightly-import', held by worker-1 with fence {grant.fence}, is taken away"]
+    assert outcome.changes == [f"lease 'nightly-import', held by worker-1 with fence {grant.fence}, is released"]
     assert client.leases.get("nightly-import") is None
     [entry] = entries(client, "lease.release")
     assert (entry.actor, entry.reason, entry.subject) == ("jane", "its machine is gone", "nightly-import")
@@ -71,7 +71,7 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
     assert [each.name for each in client.leases.list()] == ["@slot:tuner:1", "nightly-import"]
     assert client.audit.list() == []
     done = invoke(*at(either, "do", "lease.release", "nightly-import", "--dry-run", *BY_JANE))
-    assert (done.returncode, done.stderr) == (0, "nothing was changed: a dry run\n")
+    assert (done.returncode, done.stderr) == (0, "dry run: nothing was changed\n")
     assert "held by worker-1" in done.stdout
     assert client.leases.get("nightly-import") is not None
 
@@ -79,7 +79,7 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
 def test_a_dry_run_refuses_what_the_run_would(client: holdfast.Client) -> None:
     with client.gate("dot_config", actor="joe", reason="why"):
         for dry_run in (True, False):
-            with pytest.raises(holdfast.PolicyDenied, match="a window that joe has open"):
+            with pytest.raises(holdfast.PolicyDenied, match="was opened by joe for its own work"):
                 operator.run(client, "gate.close", {"name": "dot_config"}, dry_run=dry_run, **JANE)
             with pytest.raises(holdfast.NotAcquired, match="is held by joe"):
                 operator.run(client, "gate.open", {"name": "dot_config", "seconds": 9}, dry_run=dry_run, **JANE)
@@ -106,18 +106,18 @@ def test_without_actor_or_reason_nothing_happens(client: holdfast.Client) -> Non
         ("lease.burn", {}, "there is no command"),
         ("lease.release", {}, "needs 'name'"),
         ("lease.release", {"name": "x", "force": 1}, "has no parameter 'force'"),
-        ("lease.release", {"name": None}, "name must be str, not None"),
+        ("lease.release", {"name": None}, "name must be a string, not None"),
         ("lease.release", {"name": ""}, "name must have 1 to 200 characters, not 0"),
         ("lease.release", {"name": "a\nb"}, "name must not contain control characters"),
-        ("lock.end", {"pid": "x"}, "pid must be int"),
-        ("lock.end", {"pid": 7.9}, "pid must be int from 1 to 2147483647, not 7.9"),
-        ("lock.end", {"pid": True}, "pid must be int"),
+        ("lock.end", {"pid": "x"}, "pid must be an integer"),
+        ("lock.end", {"pid": 7.9}, "pid must be an integer from 1 to 2147483647, not 7.9"),
+        ("lock.end", {"pid": True}, "pid must be an integer"),
         ("gate.open", {"name": "x" * 181, "seconds": 60}, "name must have 1 to 180 characters, not 181"),
-        ("gate.open", {"name": "x", "seconds": 0.5}, "seconds must be float from 1 to 86400, not 0.5"),
-        ("gate.open", {"name": "x", "seconds": "inf"}, "seconds must be float"),
-        ("leader.resign", {"name": "x", "wait": "nan"}, "wait must be float from 0 to 86400, not 'nan'"),
-        ("slot.release", {"pool": "x", "slot": 0}, "slot must be int from 1"),
-        ("schema.revert", {"to": -1}, "to must be int from 0, not -1"),
+        ("gate.open", {"name": "x", "seconds": 0.5}, "seconds must be a number from 1 to 86400, not 0.5"),
+        ("gate.open", {"name": "x", "seconds": "inf"}, "seconds must be a number"),
+        ("leader.resign", {"name": "x", "wait": "nan"}, "wait must be a number from 0 to 86400, not 'nan'"),
+        ("slot.release", {"pool": "x", "slot": 0}, "slot must be an integer from 1"),
+        ("schema.revert", {"to": -1}, "to must be an integer from 0, not -1"),
     ],
 )
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -200,10 +200,10 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
     with pytest.raises(operator.CommandRefused, match="break-glass"):
         operator.run(client, "lease.release", {"name": operator.RUNTIME}, dry_run=True, **JANE)
     for name, values in (("lease.release", {"name": "nightly-import"}), ("schema.migrate", {})):
-        with pytest.raises(holdfast.PolicyDenied, match="break-glass is for"):
+        with pytest.raises(holdfast.PolicyDenied, match="break-glass is only for"):
             operator.run(client, name, values, break_glass=True, **JANE)
     output = printed(*at(either, "do", "lease.release", operator.RUNTIME, "--break-glass", *BY_JANE))
-    assert "is taken away" in output
+    assert "is released" in output
     assert client.leases.get(operator.RUNTIME) is None
     window = client.gate("leases", actor="joe", reason="hangs")
     window.__enter__()

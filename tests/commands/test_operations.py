@@ -32,7 +32,7 @@ def entries(client: holdfast.Client, action: str) -> list[tuple[str, str, str, s
 
 def test_a_reset_lets_it_be_tried_again_and_keeps_who_and_why(client: holdfast.Client) -> None:
     plan = operator.run(client, "operation.reset", {"key": "charge:42"}, **JANE, dry_run=True)
-    assert plan.changes == ["operation 'charge:42', success in attempt 1, can be tried again"]
+    assert plan.changes == ["operation 'charge:42', success in attempt 1, may run again"]
     assert client.operation("charge:42").run(lambda: 1).replayed
     operator.run(client, "operation.reset", {"key": "charge:42"}, **JANE)
     assert client.operation("charge:42").run(lambda: {"id": 8}).result == {"id": 8}
@@ -75,7 +75,7 @@ def test_one_that_is_under_way_is_not_changed_under_its_owners_feet(
     either: str, client: holdfast.Client, command: str
 ) -> None:
     def work() -> None:
-        with holdfast.Client(either) as other, pytest.raises(operator.CommandRefused, match="is under way"):
+        with holdfast.Client(either) as other, pytest.raises(operator.CommandRefused, match="is running"):
             operator.run(other, command, {"key": "slow"}, **JANE)
 
     assert not client.operation("slow").run(work).replayed
@@ -122,13 +122,13 @@ def test_a_rollback_undoes_it_with_what_is_registered_and_it_can_be_done_again(c
     outcome = operator.run(client, "operation.rollback", {"key": "publish"}, **JANE)
     assert outcome.changes == ["operation 'publish', success in attempt 1, is undone by unpublish"]
     for dry_run in (True, False):
-        with pytest.raises(operator.CommandRefused, match="'publish' leaves nothing to undo: it was undone already"):
+        with pytest.raises(operator.CommandRefused, match="'publish' has nothing to undo: it is undone already"):
             operator.run(client, "operation.rollback", {"key": "publish"}, **JANE, dry_run=dry_run)
     assert undone == [{"draft": 42}]
     assert client.operations.verify().passed
     assert [each.status for each in client.operations.replay("publish")] == ["undone"]
     assert not client.operation("publish", rollback="unpublish").run(publish).replayed
-    with pytest.raises(operator.CommandRefused, match="has no rollback"):
+    with pytest.raises(operator.CommandRefused, match="without a rollback function"):
         operator.run(client, "operation.rollback", {"key": "charge:42"}, **JANE)
 
 
@@ -137,7 +137,7 @@ def test_replay_and_verify_change_nothing_and_are_on_the_record(either: str, cli
     outcome = operator.run(client, "operation.replay", {"key": "charge:42"}, **JANE)
     assert "is success in attempt 1 after 5 entries, result " in outcome.changes[0]
     outcome = operator.run(client, "wal.verify", **JANE)
-    assert outcome.changes == ["1 operations with 5 entries were proven"]
+    assert outcome.changes == ["1 operations with 5 entries were verified"]
     assert client.operations.replay() == before
     table = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
     query(either, f"delete from {table} where number = 1")
@@ -163,9 +163,9 @@ def test_old_entries_are_put_into_a_file_that_is_never_written_over(client: hold
     assert [json.loads(line)["label"] for line in file.read_text().splitlines()] == ["charge:42"]
     assert client.operations.verify(archives=file.read_text().splitlines()).entries == 6
     for wrong in (str(file), str(tmp_path / "nowhere" / "x")):
-        with pytest.raises(operator.CommandRefused, match="exists already, or its folder does not"):
+        with pytest.raises(operator.CommandRefused, match="already exists, or its folder does not"):
             operator.run(client, "wal.archive", {"older": 0.0, "to": wrong}, **JANE)
-    with pytest.raises(ValueError, match="older must be float from 0 to 3153600000, not -1"):
+    with pytest.raises(ValueError, match="older must be a number from 0 to 3153600000, not -1"):
         operator.run(client, "wal.archive", {"older": -1.0, "to": str(tmp_path / "new")}, **JANE)
     client.operation("told").run(lambda op: op.emit("lineage", {}))
     parameters["to"] = str(tmp_path / "new")

@@ -50,7 +50,7 @@ def test_the_leading_process_stops_its_work_and_a_standby_takes_over(client: hol
             assert plan.changes[0].startswith("one:")
             assert leader(client) == "one"
             output = ask(*at(either, "do", "leader.resign", "reconciler", "--actor", "jane", "--reason", "why"))
-            assert "stops its work and lets another lead" in output
+            assert "stops, and another replica leads" in output
             one.expect("stopped")
             two.expect("leads")
             eventually(lambda: leader(client) == "two", "it leads")
@@ -76,7 +76,7 @@ def test_a_leader_that_does_not_stop_keeps_its_lease_and_the_audit_says_that_it_
 
 def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Client, either: str) -> None:
     grant = client.lease("job").acquire()
-    with pytest.raises(operator.CommandRefused, match="is not held by an elector"):
+    with pytest.raises(operator.CommandRefused, match="is not the lease of an elector"):
         operator.run(client, "leader.resign", {"name": "job"}, **JANE)
     refused = call(*at(either, "do", "leader.resign", "nobody", "--reason", "why"))
     assert (refused.returncode, "lease 'nobody' is not held" in refused.stderr) == (1, True)

@@ -60,7 +60,7 @@ COMMANDS = {name: place for group in GROUPS.values() for name, place in group.it
 
 
 class SuggestingGroup(click.Group):
-    """Names similar commands when a command does not exist. click does that itself for groups with fixed commands."""
+    """Names a similar command when a command does not exist, as click does for groups with fixed commands."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -72,11 +72,11 @@ class SuggestingGroup(click.Group):
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """A question with the names that are similar to ``name``, after a space; an empty text if there are none."""
+    """A question with the name that is most similar to ``name``, after a space; an empty text if none is."""
     from difflib import get_close_matches
 
-    matches = get_close_matches(name, names)
-    return f" Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+    matches = get_close_matches(name, names, 1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 class LazyGroup(SuggestingGroup):
@@ -106,17 +106,22 @@ class LazyGroup(SuggestingGroup):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--url", metavar="URL", help="The database: postgresql://… or sqlite:///file.db. Else HOLDFAST_URL.")
-@click.option("--schema", metavar="NAME", help="The schema of the tables; on SQLite, their prefix. Default: holdfast.")
+@click.option("--url", metavar="URL", help="Database: postgresql://… or sqlite:///file.db. Default: HOLDFAST_URL.")
+@click.option("--schema", metavar="NAME", help="Schema of the tables; on SQLite, their prefix. Default: holdfast.")
 @click.version_option(holdfast.__version__, prog_name="holdfast")
 @click.pass_context
 def app(context: click.Context, url: str | None, schema: str | None) -> None:
     """Leases, locks and run-once operations on the database you already have.
 
-    The database is --url, else HOLDFAST_URL, else `url` in ./holdfast.toml, else ./holdfast.db.
+    The database is the first of these that is set: --url, HOLDFAST_URL, `url` in ./holdfast.toml, the SQLite file
+    ./holdfast.db. `holdfast COMMAND --help` shows the options and examples of a command.
 
     \b
-    Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 another holder has it.
+    Exit codes:
+      0   success
+      1   refused, not found, or the database is unreachable
+      2   wrong usage
+      75  run: another process holds the lease
 
     \b
     Examples:
@@ -146,8 +151,16 @@ def fail(message: str) -> NoReturn:
     sys.exit(FAILED)
 
 
+class Integer(click.IntRange):
+    """An IntRange that calls a wrong value "not a valid integer"; click says "integer range"."""
+
+    name = "integer"
+
+
 class Seconds(click.FloatRange):
     """A range that NaN is not in: FloatRange accepts it, because it is neither below nor above a bound."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -171,7 +184,7 @@ def _current_user() -> str:
 ACTOR: dict[str, Any] = {
     "metavar": "WHO", "default": _current_user, "help": "Your name, for the audit log. Default: user@host.",
 }  # fmt: skip
-REASON: dict[str, Any] = {"metavar": "TEXT", "required": True, "help": "The reason, for the audit log."}
+REASON: dict[str, Any] = {"metavar": "TEXT", "required": True, "help": "Reason, for the audit log."}
 actor_option = click.option("--actor", **ACTOR)
 reason_option = click.option("--reason", **REASON)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -186,7 +199,7 @@ def listing_options(command: Function) -> Function:
 def limit_option(default: int) -> Callable[[Function], Function]:
     """--limit: how many rows a listing shows."""
     return click.option(
-        "--limit", type=click.IntRange(1, 10_000), default=default, show_default=True, metavar="N",
+        "--limit", type=Integer(1, 10_000), default=default, show_default=True, metavar="N",
         help="Maximum number of rows.",
     )  # fmt: skip
 
@@ -197,4 +210,4 @@ def watch_options(command: Function) -> Function:
         "--every", type=Seconds(0.1, 3600), default=1.0, show_default=True, metavar="S",
         help="Refresh interval of --watch, in seconds.",
     )  # fmt: skip
-    return click.option("--watch", is_flag=True, help="Keep the list up to date until Ctrl-C.")(every(command))
+    return click.option("--watch", is_flag=True, help="Refresh the list until Ctrl-C.")(every(command))

@@ -13,10 +13,10 @@ from holdfast.cli.app import json_option, open_client
 def check(context: click.Context, as_json: bool) -> None:
     """Check that leases on this database behave as documented.
 
-    Runs seven cases on a lease with a name of its own, in one transaction that is rolled back: no row stays behind, and
-    on PostgreSQL a few fence numbers are used up. The role needs no more privileges than for holding a lease.
+    Runs seven cases on a lease that no other process uses, in one transaction that is rolled back. Only a few fence
+    numbers are used up. Every role that may hold a lease may run it.
 
-    Exit code 1 when a case fails, or the database cannot be reached.
+    Exit code 1 when a case fails, or when the database cannot be reached.
 
     \b
     Example:

@@ -54,12 +54,14 @@ class GovernedGroup(SuggestingGroup):
 def do() -> None:
     """Run an audited operator command.
 
-    Each needs a reason, and writes actor, reason, change and outcome to the audit log. One command runs at a time, and
-    its gate is open only while it runs. Exit code 1 when it is refused.
+    Each command needs --reason, and writes actor, reason, changes and outcome to the audit log. Commands run one at a
+    time; the gate of a command is open only while the command runs.
+
+    Exit code 1 when the command is refused or fails. --dry-run shows what it would change.
 
     \b
     Examples:
-      holdfast do lease.release nightly-import --reason "its machine is gone" --dry-run
+      holdfast do lease.release nightly-import --reason "host is gone" --dry-run
       holdfast do gate.open dot_config --for 600 --reason "new addresses"
     """
 
@@ -85,8 +87,8 @@ def commands(context: click.Context, as_json: bool, wide: bool) -> None:
         output.print_json([_as_json(command) for command in declared])
         return
     columns = (
-        output.Column("command"), output.Column("parameters", 10), output.Column("what for", 24), output.Column("gate"),
-        output.Column("destructive"),
+        output.Column("command"), output.Column("parameters", 10), output.Column("description", 24),
+        output.Column("gate"), output.Column("destructive"),
     )  # fmt: skip
     rows = [
         (command.name, " ".join(command.parameters), command.summary, command.gate,
@@ -100,10 +102,12 @@ def commands(context: click.Context, as_json: bool, wide: bool) -> None:
 def check() -> None:
     """Check that no command bypasses the rules.
 
-    Each is called without actor, without reason, outside a run and in a forged one, and must refuse. Its code is
-    inspected: it must say what it changes before it does, and use no other client than the governed one. It is run with
-    a probe in place of its code, on a temporary database: under the runtime lease, with its gate open, on the record.
-    The code of the command itself is not run.
+    Calls each command without actor, without reason and outside a run: it must refuse. Inspects its code: it must list
+    its changes before it makes them, and use only the client that it is given. Runs it on a temporary database, with a
+    probe in place of its code: it must hold the runtime lease, have its gate open and leave an audit entry. The code of
+    the command is never run.
+
+    Exit code 1 when a command bypasses a rule.
 
     \b
     Example:
@@ -128,7 +132,9 @@ def run_governed(
 
     outcome = governed.run(client, name, parameters, actor=actor, reason=reason, **options)
     if outcome.doubt is not None:
-        click.echo(f"holdfast: it is done, and afterwards: {output.clean(outcome.doubt)}", err=True)
+        click.echo(
+            f"holdfast: the change was made, but then an error occurred: {output.clean(outcome.doubt)}", err=True
+        )
     return outcome
 
 
@@ -145,7 +151,7 @@ def _click_command(command: Command) -> click.Command:
         for line in outcome.changes:
             click.echo(output.clean(line))
         if dry_run:
-            click.echo("nothing was changed: a dry run", err=True)
+            click.echo("dry run: nothing was changed", err=True)
         else:
             done = f"{command.name} done under fence {outcome.fence}"
             click.echo(f"{done}; recorded: {output.clean(actor)}: {output.clean(reason)}")
@@ -154,17 +160,17 @@ def _click_command(command: Command) -> click.Command:
     parameters += [
         click.Option(["--reason"], **REASON),
         click.Option(["--actor"], **ACTOR),
-        click.Option(["--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
+        click.Option(["--dry-run"], is_flag=True, help="Show the changes without making them."),
     ]
     if command.name == "lease.release":
-        text = "Run without the runtime lease: for releasing that lease itself, or the lease of a gate."
+        text = "Run without the runtime lease, to release that lease itself or the lease of a gate."
         parameters.append(click.Option(["--break-glass"], is_flag=True, help=text))
-    required = "\n".join(
+    arguments = "\n".join(
         f"  {name.upper()}: {parameter.help}"
         for name, parameter in command.parameters.items()
-        if not parameter.optional
+        if not parameter.optional and not parameter.option
     )
-    text = f"{command.summary}\n\n\b\n{required}" if required else command.summary
+    text = f"{command.summary}\n\n\b\n{arguments}" if arguments else command.summary
     return click.Command(command.name, params=parameters, callback=call, help=text, short_help=command.summary)
 
 
@@ -172,7 +178,9 @@ def _click_parameter(command: Command, name: str) -> click.Parameter:
     parameter = command.parameters[name]
     if not parameter.optional and not parameter.option:
         return click.Argument([name], type=parameter.kind, shell_complete=_COMPLETIONS.get((command.name, name)))
-    settings: dict[str, Any] = {"default": parameter.default} if parameter.optional else {"required": True}
+    settings: dict[str, Any] = {"required": True}
+    if parameter.optional:
+        settings = {"default": parameter.default, "show_default": True}
     if parameter.secret:
         settings |= {"envvar": parameter.secret, "show_envvar": True}
     text = f"{parameter.help[0].upper()}{parameter.help[1:]}."

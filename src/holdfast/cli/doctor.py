@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import json_option, open_client
+from holdfast.cli.app import Seconds, json_option, open_client
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,8 +17,8 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "unseen": "dim"}
 
 
 @click.command()
-@click.option("--strict", is_flag=True, help="Exit with 1 on a warning, too.")
-@click.option("--timeout", type=click.FloatRange(0, 3600, min_open=True), default=10.0, show_default=True, metavar="S",
+@click.option("--strict", is_flag=True, help="Exit with 1 also on a warning.")
+@click.option("--timeout", type=Seconds(0, 3600, min_open=True), default=10.0, show_default=True, metavar="S",
               help="Maximum time for all checks, in seconds.")  # fmt: skip
 @json_option
 @click.pass_context
@@ -26,12 +26,14 @@ def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) 
     """Check the database and the connection to it.
 
     Each check reports ok, warn (it works, with a risk), fail (it does not work) or unseen (this role lacks the
-    privilege), with the finding and the remedy. Nothing is written. Exit code 1 when a check fails.
+    privilege), with the finding and a remedy. Nothing is written.
+
+    Exit code 1 when a check fails; with --strict, also when one warns.
 
     \b
     Examples:
       holdfast doctor
-      holdfast --url postgresql://app@db/app doctor --strict     # in a deploy: refuse what only works so-so
+      holdfast --url postgresql://app@db/app doctor --strict
       holdfast doctor --json | jq '.findings[] | select(.status != "ok")'
     """
     with open_client(context) as client:

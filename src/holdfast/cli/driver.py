@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import holdfast
-from holdfast.cli.app import Seconds, fail, json_option, listing_options
+from holdfast.cli.app import Integer, Seconds, fail, json_option, listing_options
 
 if TYPE_CHECKING:
     from holdfast.reconciler import Backend, ProcessDriver
@@ -26,12 +26,12 @@ FOLDER, SOCKET = "holdfast-driver", "driver.sock"
 @click.option(
     "--socket", metavar="PATH", help="Listen on this unix socket, mode 0600. Default: driver.sock in --folder."
 )
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on a TCP port instead; 0 picks one.")
+@click.option("--port", type=Integer(0, 65535), metavar="N", help="Listen on a TCP port instead; 0 picks one.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-              help="Address of --port. An address beyond loopback needs a token.")  # fmt: skip
+              help="Address for --port. An address other than loopback needs a token.")  # fmt: skip
 @click.option("--token-file", type=click.File(), metavar="FILE",
-              help="File whose first line is the clients' token. Else HOLDFAST_DRIVER_TOKEN.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+              help="File whose first line is the clients' token. Default: HOLDFAST_DRIVER_TOKEN.")  # fmt: skip
+@click.option("--limit", type=Integer(1, 100_000), default=1000, show_default=True, metavar="N",
               help="Maximum number of sandboxes, ended ones included.")  # fmt: skip
 @click.option("--end-sandboxes", is_flag=True, help="End all sandboxes when the driver ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
@@ -39,12 +39,13 @@ FOLDER, SOCKET = "holdfast-driver", "driver.sock"
 def driver(context: click.Context, /, **options: Any) -> None:
     """Run sandboxes as local processes, controlled over a socket.
 
-    Clients that may open the socket use HTTP. No database is needed.
+    It needs no database. Clients that may open the socket use HTTP.
 
     Prints one line on stdout when it listens, and logs to stderr. It runs in the foreground until TERM, INT or HUP
-    (exit code 0; a second signal exits immediately with code 1). The sandboxes continue without it, and the next driver
-    on the same folder takes them over, also after kill -9: a small supervisor process per sandbox writes its log and
-    its exit code, and nothing is run twice.
+    (exit code 0; a second signal exits immediately with code 1). Sandboxes keep running without it, even after kill -9;
+    the next driver on the same folder takes them over, and no command is run twice.
+
+    The subcommands use the driver of --socket or --folder, given before their name, else that of HOLDFAST_DRIVER.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def driver(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         if options["port"] is not None:
-            raise click.UsageError("--port is for the driver itself: say where it is by HOLDFAST_DRIVER=http://…")
+            raise click.UsageError("--port starts a driver; to use one on a port, set HOLDFAST_DRIVER=http://HOST:PORT")
         context.obj["driver"] = options
         return
     from pathlib import Path
@@ -66,7 +67,7 @@ def driver(context: click.Context, /, **options: Any) -> None:
     from holdfast.driver.daemon import DriverSettings, DriverStartRefused, run
 
     if options["port"] is not None and options["socket"] is not None:
-        raise click.UsageError("--socket and --port exclude each other")
+        raise click.UsageError("use either --socket or --port")
     file = options.pop("token_file")
     token = file.readline() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
     options["token"] = token if token is None else token.strip()
@@ -121,7 +122,7 @@ def ls(context: click.Context, as_json: bool, wide: bool) -> None:
         )  # fmt: skip
         output.print_table(columns, map(_row, sandboxes), wide=wide)
     else:
-        click.echo("no sandbox is there", err=True)
+        click.echo("there are no sandboxes", err=True)
 
 
 @driver.command()
@@ -144,7 +145,7 @@ def create(
 ) -> None:  # fmt: skip
     """Run COMMAND as the sandbox ID.
 
-    Repeating the same command is harmless. Exit code 1 when the sandbox ID exists with other settings.
+    Repeating the same command has no effect. Exit code 1 when the sandbox ID exists with other settings.
 
     \b
     Example:
@@ -163,7 +164,7 @@ def create(
 
 @driver.command()
 @click.argument("id")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Show the last N lines. Default: the whole log.")
+@click.option("--tail", type=Integer(0), metavar="N", help="Show the last N lines. Default: the whole log.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the sandbox ends, or Ctrl-C.")
 @click.pass_context
 def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None:
@@ -199,8 +200,8 @@ def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None
 def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: float) -> None:
     """End all processes of a sandbox, and remove it with its log.
 
-    A sandbox that does not exist is not an error. Exit code 1 when one still runs after --wait seconds; it is then
-    still being ended.
+    A sandbox that does not exist is not an error. Exit code 1 when one still runs after --wait seconds; the driver then
+    keeps trying to end it.
 
     \b
     Example:
@@ -217,7 +218,9 @@ def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: 
                 click.echo(f"removed {output.clean(id)}")
             else:
                 late.append(id)
-                click.echo(f"holdfast: {output.clean(id)} is still being ended", err=True)
+                click.echo(
+                    f"holdfast: {output.clean(id)} has not ended within {wait:g} s; the driver keeps trying", err=True
+                )
     if late:
         context.exit(1)
 

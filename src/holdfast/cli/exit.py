@@ -39,9 +39,9 @@ def _describe(error: OSError) -> str | None:
     if error.errno == errno.EPIPE:
         return None
     if error.filename is None and error.errno in _WRITE_ERRORS:
-        return f"cannot write its output: {error.strerror}"
+        return f"cannot write the output: {error.strerror}"
     if error.filename is None and error.errno == errno.ENOENT:
-        return "the working folder is gone: go to one that exists"
+        return "the working folder was removed: change to one that exists"
     return str(error)
 
 

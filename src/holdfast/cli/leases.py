@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import completion
-from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, watch_options
+from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, suggestion, watch_options
 
 if TYPE_CHECKING:
     from holdfast import Client, LeaseRecord
@@ -25,11 +25,11 @@ OWN_PREFIXES = ("@", "holdfast:")
 @listing_options
 @click.pass_context
 def ls(context: click.Context, /, **options: Any) -> None:
-    """List the leases that are held: by whom, and for how long.
+    """List held leases, with holder and remaining time.
 
     Age and remaining time are measured by the database's clock; `waiting` is the number of processes that wait for the
-    lease. With --watch a terminal shows a live view; in a pipe the list is printed again whenever a lease changes
-    hands, with --json as one line.
+    lease. With --watch a terminal shows a live view; a pipe gets the list again whenever a lease changes hands, with
+    --json as one line.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def ls(context: click.Context, /, **options: Any) -> None:
     with open_client(context) as client:
         rows = show(View(lambda: [*map(describe, client.leases.list())], columns, _rows, _identity, _count), **options)
     if not options["as_json"] and any(row["name"].startswith(OWN_PREFIXES) for row in rows):
-        click.echo("names that begin with @ or holdfast: are holdfast's own, such as gates and slots", err=True)
+        click.echo("names that begin with @ or holdfast: belong to holdfast itself, such as gates and slots", err=True)
 
 
 @click.command()
@@ -59,11 +59,16 @@ def ls(context: click.Context, /, **options: Any) -> None:
 def history(context: click.Context, name: str | None, limit: int, everything: bool, as_json: bool, wide: bool) -> None:
     """List past holders of leases, the latest first.
 
-    Shows the ended grants of the lease NAME, or of all leases except holdfast's own, whose names begin with @ or
-    holdfast: (--all includes them). Forced releases are always shown.
+    Shows ended grants of the lease NAME, or of all leases except holdfast's own, whose names begin with @ or holdfast:
+    (--all includes them). Forced releases are always shown. The database keeps the newest 10,000 grants.
 
-    A grant ended as released, expired (its holder stopped renewing it), session_lost, reentered (by the same holder)
-    or forced (by an operator, with actor and reason). The newest 10,000 are kept.
+    \b
+    A grant ends as
+      released      by its holder
+      expired       its holder stopped renewing it
+      session_lost  its holder's database session ended
+      reentered     the same holder acquired the lease again
+      forced        by an operator, with actor and reason
 
     \b
     Examples:
@@ -75,6 +80,7 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
     with open_client(context) as client:
         shows_all = name is not None or everything
         grants = client.leases.history(name, limit=limit) if shows_all else _users_history(client, limit)
+        similar = "" if grants or name is None else _suggest_lease(client, name)
     if as_json:
         fields = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
         output.print_json([{field: getattr(grant, field) for field in fields} for grant in grants])
@@ -91,35 +97,34 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
         ]  # fmt: skip
         output.print_table(columns, rows, wide=wide)
     else:
-        click.echo("no grant has ended yet" if name is None else f"no grant of lease {name!r} has ended yet", err=True)
+        click.echo(f"lease {name!r} has no ended grants{similar}" if name else "no grant has ended yet", err=True)
 
 
 @click.command()
 @click.argument("name", shell_complete=completion.held_leases)
-@click.option("--force", is_flag=True, help="Release it although another process holds it.")
-@click.option("--reason", metavar="TEXT", help="The reason, for the audit log. Required with --force.")
+@click.option("--force", is_flag=True, help="Required, because the holder may still be running.")
+@click.option("--reason", metavar="TEXT", help="Reason, for the audit log. Required.")
 @actor_option
 @click.pass_context
 def release(context: click.Context, name: str, force: bool, reason: str | None, actor: str) -> None:
-    """Release the lease NAME although another process holds it.
+    """Release a lease that another process holds.
 
-    From then on the old holder cannot commit a protected transaction. It finds out at its next heartbeat, and may work
-    on until then. Actor and reason are kept in `holdfast history`. This is the audited command `holdfast do
-    lease.release`.
+    The old holder can no longer commit a protected transaction. It notices at its next heartbeat, and may keep working
+    until then. `holdfast history` shows actor and reason. This is the audited command `holdfast do lease.release`.
 
-    Exit code 1 when the lease is not held.
+    Exit code 1 when the lease is not held, 2 without --force and --reason.
 
     \b
     Example:
-      holdfast release nightly-import --force --reason "its machine is being replaced"
+      holdfast release nightly-import --force --reason "host is being replaced"
     """
     if not force:
         raise click.UsageError(
-            f"lease {name!r} is its holder's to release, who may still be at work. "
-            "To take it away nevertheless, add --force and --reason."
+            f"lease {name!r} belongs to its holder, which may still be running. "
+            "To release it anyway, add --force and --reason."
         )
     if not reason:
-        raise click.UsageError("--force needs --reason: it is kept in the history of the lease")
+        raise click.UsageError("--force needs --reason: the history of the lease shows it")
     from holdfast.cli import output
     from holdfast.cli.do import run_governed
 
@@ -128,11 +133,19 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
         grants = client.leases.history(name, limit=20)
     released = ("forced", actor, reason)
     grant = next((grant for grant in grants if (grant.outcome, grant.actor, grant.reason) == released), None)
-    description = "its record is in the history"
+    description = "see 'holdfast history'"
     if grant is not None:
         holder = f"held by {output.clean(grant.holder)} with fence {grant.fence}"
         description = f"{holder}; recorded: {grant.actor}: {grant.reason}"
     click.echo(f"released lease {name!r}, {description}")
+
+
+def _suggest_lease(client: Client, name: str) -> str:
+    """A question after a full stop, unless the lease is held or no name is similar."""
+    held = {lease.name for lease in client.leases.list()}
+    ended = {grant.name for grant in client.leases.history(limit=HISTORY_LIMIT)}
+    question = "" if name in held else suggestion(name, sorted(held | ended))
+    return question and f".{question}"
 
 
 def _users_history(client: Client, limit: int) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from holdfast.cli import completion
-from holdfast.cli.app import actor_option, listing_options, open_client, reason_option, watch_options
+from holdfast.cli.app import Integer, actor_option, listing_options, open_client, reason_option, watch_options
 
 Locks = list[Any]
 FIELDS = (
@@ -21,18 +21,18 @@ FIELDS = (
 @listing_options
 @click.pass_context
 def locks(context: click.Context, /, **options: Any) -> None:
-    """List advisory locks: holders, waiters, and whom they wait for.
+    """List advisory locks, with holders and waiters.
 
-    Shows all advisory locks in the database, those of other programs too: each holder, then the sessions that wait for
-    the same lock, with the pids of the sessions that block them. Locks of holdfast show their name, or namespace and
-    number; locks of other programs are numbers. A pid is that of a server session; on SQLite, of a process.
+    Shows all advisory locks in the database, also those of other programs: each holder, then the sessions that wait for
+    the same lock, with the pids of the sessions that block them. Locks of other programs have numbers instead of names.
+    PIDs are those of server sessions; on SQLite, of processes.
 
     \b
     Examples:
       holdfast locks
       holdfast locks --watch
       holdfast locks --json | jq '.[] | select(.granted | not) | {pid, name, blocked_by}'
-      holdfast locks end 4242 --reason "its host is gone"
+      holdfast locks end 4242 --reason "host is gone"
     """
     if context.invoked_subcommand is not None:
         return
@@ -48,22 +48,22 @@ def locks(context: click.Context, /, **options: Any) -> None:
 
 
 @locks.command()
-@click.argument("pid", type=click.IntRange(1, 2**31 - 1), shell_complete=completion.lock_sessions)
+@click.argument("pid", type=Integer(1, 2**31 - 1), shell_complete=completion.lock_sessions)
 @reason_option
 @actor_option
 @click.pass_context
 def end(context: click.Context, pid: int, reason: str, actor: str) -> None:
-    """End the database session PID, and free its locks.
+    """End the database session PID, which frees its locks.
 
-    Only a session that holds or waits for an advisory lock. Its transaction is rolled back, and its program sees the
-    connection break. A holder that uses holdfast is notified at once that its locks are lost, and may still be working.
+    The session must hold or wait for an advisory lock. Its transaction is rolled back and its connection breaks. A
+    holder that uses holdfast is notified at once that its locks are lost, and may still be running.
 
-    This is the audited command `holdfast do lock.end`: actor, reason, the locks of the session and the outcome are
-    written to the audit log. Exit code 1 when the session is not ended.
+    This is the audited command `holdfast do lock.end`. Exit code 1 when the session was not ended; on SQLite always:
+    end the process instead.
 
     \b
     Example:
-      holdfast locks end 4242 --reason "its host is gone"
+      holdfast locks end 4242 --reason "host is gone"
     """
     from holdfast.cli import output
     from holdfast.cli.do import run_governed

@@ -7,15 +7,16 @@ from datetime import UTC, datetime
 
 import click
 
-from holdfast.cli.app import actor_option, json_option, open_client, reason_option
+from holdfast.cli.app import Integer, actor_option, json_option, open_client, reason_option
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def migrate(context: click.Context) -> None:
-    """Create, upgrade or remove the tables. Without a command: up.
+    """Create, upgrade or remove the tables. Without a subcommand: up.
 
-    A SQLite file is migrated when it is opened. On PostgreSQL the role that runs this owns the tables.
+    On PostgreSQL, run this once per release; the role that runs it owns the tables. An SQLite file is migrated when it
+    is opened.
 
     \b
     Examples:
@@ -27,14 +28,17 @@ def migrate(context: click.Context) -> None:
 
 
 @migrate.command()
-@click.option("--reason", metavar="TEXT", default="this holdfast needs them", help="The reason, for the audit log.")
+@click.option(
+    "--reason", metavar="TEXT", default="needed by this version of holdfast", help="Reason, for the audit log."
+)
 @actor_option
 @click.pass_context
 def up(context: click.Context, reason: str, actor: str) -> None:
-    """Apply every migration that is missing.
+    """Apply the missing migrations.
 
-    Safe to repeat, and to run from many machines at once. Fails when the schema belongs to a later version of
-    holdfast. This is the audited command `holdfast do schema.migrate`, audited from the first version with that table.
+    Safe to repeat, and to run on many machines at once. This is the audited command `holdfast do schema.migrate`.
+
+    Exit code 1 when the schema belongs to a later version of holdfast, or when the role may not change it.
 
     \b
     Example:
@@ -51,30 +55,28 @@ def up(context: click.Context, reason: str, actor: str) -> None:
 
 
 @migrate.command()
-@click.option(
-    "--to", type=click.IntRange(min=0), required=True, help="The version to go back to; 0 removes everything."
-)
+@click.option("--to", type=Integer(min=0), required=True, help="Version to return to; 0 removes everything.")
 @reason_option
 @actor_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) -> None:
-    """Revert migrations, and delete what their tables contain.
+    """Revert migrations, and delete the data in their tables.
 
-    This is the audited command `holdfast do schema.revert`. Below version 5 the audit log itself is deleted with the
-    tables; a line on stderr says so.
+    This is the audited command `holdfast do schema.revert`. Below version 5 the audit log itself is deleted; stderr
+    then lists the migrations that were reverted. Exit code 1 when you do not confirm.
 
     \b
     Example:
-      holdfast --url postgresql://owner@db1/app migrate down --to 0 --reason "not needed any more"
+      holdfast --url postgresql://owner@db1/app migrate down --to 0 --reason "no longer needed"
     """
     from holdfast.cli.do import run_governed
 
     try:
         if not yes:
-            click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
+            click.confirm(f"This deletes all tables above version {to}, with their data. Continue?", abort=True)
     except click.Abort:
-        raise click.ClickException("nothing was removed; with --yes there is no question") from None
+        raise click.ClickException("nothing was removed: not confirmed (--yes skips the question)") from None
     with open_client(context) as client:
         changes = []
         if client.migrations.version() > to:
@@ -87,9 +89,9 @@ def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) ->
 @json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """List the migrations, and when each was applied.
+    """List the migrations, with the time when each was applied.
 
-    Exit code 1 when one is missing, or when the schema belongs to a later version of holdfast.
+    Exit code 1 when a migration is missing, or when the schema belongs to a later version of holdfast.
 
     \b
     Example:
@@ -114,10 +116,10 @@ def status(context: click.Context, as_json: bool) -> None:
 
 
 @migrate.command("print")
-@click.option("--down", "downwards", is_flag=True, help="Print the scripts that revert everything.")
+@click.option("--down", "downwards", is_flag=True, help="Print the SQL that reverts all migrations.")
 @click.pass_context
 def print_(context: click.Context, downwards: bool) -> None:
-    """Print the SQL, for review or for another role to run.
+    """Print the SQL of all migrations, to review it or run it elsewhere.
 
     Does not connect to a database.
 

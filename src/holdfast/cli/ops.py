@@ -35,8 +35,8 @@ _since_option = click.option("--since", type=click.FloatRange(0, min_open=True),
 def ops() -> None:
     """Inspect operations, verify their log, repair interrupted ones.
 
-    KEY is the text that an operation was given as its key, or the 64 digits that `holdfast ops ls` shows, or at least 4
-    of them, from the first on, if no other operation has the same.
+    KEY is the text key of an operation, or its digest of 64 hex digits, or at least the first 4 of these digits, if no
+    other operation begins with them.
 
     \b
     Examples:
@@ -48,7 +48,9 @@ def ops() -> None:
 
 @ops.command()
 @click.option(
-    "--status", type=click.Choice(STATUSES), help="Only operations with this status; partial: its process died."
+    "--status",
+    type=click.Choice(STATUSES),
+    help="Only operations with this status. partial: interrupted, its process died.",
 )
 @click.option("--dataset", metavar="NAME", shell_complete=completion.datasets, help="Only operations on this dataset.")
 @limit_option(20)
@@ -81,7 +83,7 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
         ]  # fmt: skip
         output.print_table(columns, rows, wide=wide)
     else:
-        click.echo("no operation is in the log" if status is None else f"no operation is {status}", err=True)
+        click.echo("there are no operations" if status is None else f"no operation is {status}", err=True)
 
 
 @ops.command()
@@ -164,18 +166,18 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
         ]  # fmt: skip
         output.print_table(columns, rows, wide=wide)
     else:
-        click.echo("nothing was touched since then" if since else "the log is empty", err=True)
+        click.echo(f"no operation changed in the last {since:g} s" if since else "the log is empty", err=True)
 
 
 @ops.command()
 @click.argument("key", required=False, shell_complete=completion.operation_keys)
 @_since_option
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
-              help="Archive to verify together with the log; may be repeated, in the order of writing.")  # fmt: skip
+              help="Archive to verify with the log; may be repeated, the oldest first.")  # fmt: skip
 @click.option("--lineage", is_flag=False, flag_value="", metavar="[FILE]",
               help="Compare published lineage (JSON lines) with the log instead.")  # fmt: skip
 @click.option("--relay", metavar="NAME", shell_complete=completion.relays,
-              help="Relay that published it. Without a file: what it has parked or not yet published.")  # fmt: skip
+              help="Relay that published it. Without a file: its parked and pending events.")  # fmt: skip
 @json_option
 @click.pass_context
 def verify(
@@ -184,13 +186,14 @@ def verify(
 ) -> None:  # fmt: skip
     """Verify that the log, or published lineage, was not changed.
 
-    Every entry carries the hash of the one before it. Reports entries that were changed, removed, added or moved, with
-    exit code 1; and locks that were never released, which a crash leaves, with exit code 0. An operation that was
-    removed completely is found only with --archive or --lineage. Exit code 1, too, when there is no operation KEY.
+    Every entry contains the hash of the entry before it, so changed, removed, added and moved entries are found. An
+    operation that was removed completely is found only with --archive or --lineage.
 
-    With --lineage or --relay: reports events that are missing, unknown to the log, changed, or out of the order of
-    their dataset. Events that are not yet published are listed, with exit code 0. Without FILE: the events that relay
-    NAME, or any relay, has parked or not yet published.
+    With --lineage FILE: finds published events that are missing, changed, unknown to the log, or out of order within
+    their dataset. With --lineage or --relay and no file: lists the events that are parked or not yet published.
+
+    Exit code 1 when something was changed, or when there is no operation KEY. Events that are not yet published, and
+    locks that a crash left unreleased, are listed with exit code 0.
 
     \b
     Examples:
@@ -203,7 +206,7 @@ def verify(
 
     checks_lineage = lineage is not None or relay is not None
     if checks_lineage and (key is not None or since is not None or archives):
-        raise click.UsageError("--lineage and --relay are about all of the log: leave out KEY, --since and --archive")
+        raise click.UsageError("--lineage and --relay check the whole log: omit KEY, --since and --archive")
     with open_client(context) as client:
         try:
             if checks_lineage:
@@ -238,15 +241,17 @@ def verify(
 
 @ops.command()
 @click.option("--stale", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="S",
-              help="Age in seconds from which an interrupted operation is a failure.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="Exit with 1 on a warning, too.")
+              help="Seconds after which an interrupted operation fails the check.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Exit with 1 also on a warning.")
 @json_option
 @click.pass_context
 def health(context: click.Context, stale: float, strict: bool, as_json: bool) -> None:
-    """Check the log of operations; for scheduled jobs.
+    """Check the health of the log, for monitoring.
 
-    Checks indexes, interrupted operations, claims without an owner, growth, unpublished lineage, and the hash chains
-    of the latest operations. Exit code 1 when a check fails.
+    Checks indexes, interrupted operations, claims without an owner, open reviews, growth, unpublished lineage, and the
+    hash chains of the latest operations.
+
+    Exit code 1 when a check fails; with --strict, also when one warns.
 
     \b
     Example:
@@ -308,4 +313,6 @@ def _seconds_ago(seconds: float | None) -> datetime | None:
     try:
         return None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
     except (OverflowError, ValueError):
-        raise click.UsageError(f"--since must be seconds that lie in the calendar, not {seconds:g}") from None
+        raise click.UsageError(
+            f"--since {seconds:g} is too large: it must be a number of seconds since a date in the calendar"
+        ) from None

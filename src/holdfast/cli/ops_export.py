@@ -21,13 +21,13 @@ FORMATS = ("prov", "turtle", "dcat", "stac")
 @click.option("--dataset", metavar="NAME", shell_complete=completion.datasets,
               help="Only operations that wrote or read this dataset.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(FORMATS), default="prov", show_default=True,
-              help="prov: PROV-O as JSON-LD; turtle: the same as Turtle; dcat: JSON-LD.")  # fmt: skip
+              help="prov: PROV-O as JSON-LD; turtle: PROV-O as Turtle; dcat, stac: a catalogue.")  # fmt: skip
 @click.pass_context
 def export(context: click.Context, key: str | None, dataset: str | None, form: str) -> None:
     """Export the lineage of an operation or a dataset to stdout.
 
-    Catalogues (dcat, stac) contain operations that succeeded and were not undone. Archived entries are not included.
-    Exit code 1 when there is nothing to export.
+    Give either KEY or --dataset. dcat and stac contain only operations that succeeded and were not undone. Archived
+    entries are not included. Exit code 1 when there is nothing to export.
 
     \b
     Examples:
@@ -35,12 +35,12 @@ def export(context: click.Context, key: str | None, dataset: str | None, form: s
       holdfast ops export --dataset parcels --format stac
     """
     if (key is None) == (dataset is None):
-        raise click.UsageError("say which: KEY, or --dataset NAME")
+        raise click.UsageError("give either KEY or --dataset NAME")
     with open_client(context) as client:
         key = None if key is None else resolve_key(client, key)
         events = list(client.relays.events(key, dataset=dataset))
     if not events:
-        fail(f"the log has nothing of {f'operation {key!r}' if key else f'dataset {dataset!r}'}")
+        fail(f"the log has no entries of {f'operation {key!r}' if key else f'dataset {dataset!r}'}")
     try:
         click.echo(_render(form, events, dataset).rstrip("\n"))
     except LookupError as error:  # a catalogue, and nothing of it has succeeded

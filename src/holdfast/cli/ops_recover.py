@@ -27,8 +27,9 @@ _register_option = click.option("--with", "register", metavar="MODULE:FUNCTION",
 def recover(context: click.Context, register: str | None, as_json: bool, wide: bool) -> None:
     """Finish or roll back interrupted operations.
 
-    Uses the functions that are registered for them. Lists each operation with its new status and the reason: success,
-    undone, or partial if it needs a decision, such as `complete`, `reset` or `rollback`. Exit code 1 when some do.
+    Uses the rollback and verify functions that --with registers. Lists each operation with its new status and the
+    reason: success, undone, or partial if it needs a decision, such as `complete`, `reset` or `rollback`. Exit code 1
+    when interrupted operations remain.
 
     \b
     Example:
@@ -44,13 +45,13 @@ def recover(context: click.Context, register: str | None, as_json: bool, wide: b
         output.print_json([asdict(record) for record in records])
     elif records:
         columns = (
-            output.Column("operation", 16), output.Column("status"), output.Column("reason", 24),
+            output.Column("operation", 16), output.Column("status"), output.Column("why", 24),
             output.Column("key", first=12),
         )  # fmt: skip
         rows = [(record.label, output.state(record.status), record.reason, record.key) for record in records]
         output.print_table(columns, rows, wide=wide)
     recovered = sum(record.status != "partial" for record in records)
-    click.echo(f"{recovered} recovered, {len(left)} left", err=True)
+    click.echo(f"{recovered} recovered, {len(left)} still interrupted", err=True)
     sys.exit(1 if left else 0)
 
 
@@ -83,12 +84,13 @@ def complete(context: click.Context, key: str, result: str, reason: str, actor: 
 def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
     """Allow an operation to run again, as if it were new.
 
-    Its history stays, with actor and reason of the reset. This is the audited command `holdfast do operation.reset`.
-    Exit code 1 when there is no such operation, or it is running.
+    Its log entries stay. This is the audited command `holdfast do operation.reset`.
+
+    Exit code 1 when there is no such operation, or when it is running.
 
     \b
     Example:
-      holdfast ops reset charge:42 --reason "the bank says that it never arrived"
+      holdfast ops reset charge:42 --reason "the bank never received it"
     """
     run_and_report(context, "operation.reset", {"key": key}, actor, reason)
 
@@ -102,9 +104,10 @@ def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
 def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str) -> None:
     """Undo an operation with its registered rollback function.
 
-    KEY may also be a pointer into the log, as `holdfast ops show` prints it: then the operation is undone only if that
-    attempt is still the latest. This is the audited command `holdfast do operation.rollback`. Exit code 1
-    when it was not undone.
+    KEY may also be a pointer into the log, as printed by `holdfast ops show`: then the operation is undone only if that
+    attempt is still the latest. This is the audited command `holdfast do operation.rollback`.
+
+    Exit code 1 when the operation was not undone.
 
     \b
     Example:
@@ -146,5 +149,5 @@ def _register(client: Client, where: str | None) -> None:
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"--with {where}: {error}") from None
     if not callable(function):
-        raise click.UsageError(f"--with {where}: say MODULE:FUNCTION, a function that is called with the client")
+        raise click.UsageError(f"--with {where}: must be MODULE:FUNCTION, a function that takes the client")
     function(client)

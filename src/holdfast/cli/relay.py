@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from holdfast.cli import completion
-from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, reason_option
+from holdfast.cli.app import Integer, Seconds, actor_option, limit_option, listing_options, open_client, reason_option
 
 
 @click.group()
@@ -26,10 +26,10 @@ def relay() -> None:
 @relay.command()
 @click.argument("name", shell_complete=completion.relays)
 @click.argument("sink")
-@click.option("--once", is_flag=True, help="Publish what is pending, then exit: for a timer.")
-@click.option("--tries", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N",
+@click.option("--once", is_flag=True, help="Publish the pending events, then exit. For cron.")
+@click.option("--tries", type=Integer(1, 1000), default=5, show_default=True, metavar="N",
               help="Park an event that the sink refused N times while it accepted others.")  # fmt: skip
-@click.option("--poll", type=click.FloatRange(0.001), default=1.0, show_default=True, metavar="S",
+@click.option("--poll", type=Seconds(0.001), default=1.0, show_default=True, metavar="S",
               help="Seconds between two polls of the log.")  # fmt: skip
 @click.pass_context
 def run(context: click.Context, name: str, sink: str, once: bool, tries: int, poll: float) -> None:
@@ -37,9 +37,14 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
 
     If several processes run the same relay, one publishes and the others stand by.
 
-    SINK is jsonl:FILE, openlineage:FILE or URL, prov:FILE (FILE may be - for the console), graph:URL of Neo4j, or
-    MODULE:NAME of a sink of your own, or of a function that makes one: modules of this folder are found. Exit code 1
-    with --once when the sink is down, or another process runs the relay.
+    \b
+    SINK is one of
+      jsonl:FILE, prov:FILE, openlineage:FILE   FILE may be - for stdout
+      openlineage:URL                           an OpenLineage server
+      graph:URL                                 Neo4j
+      MODULE:NAME                               your sink, or its factory
+
+    Exit code 1 with --once when the sink is down, or when another process runs the relay.
 
     \b
     Examples:
@@ -52,7 +57,7 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
     with open_client(context) as client:
         worker = client.relay(name, open_sink(sink), tries=tries, poll=poll)
         if once:
-            click.echo(f"{worker.step()} events told", err=True)
+            click.echo(f"{worker.step()} events published", err=True)
         else:
             worker.run(signals=True)
 
@@ -75,8 +80,8 @@ def ls(context: click.Context, as_json: bool, wide: bool) -> None:
         output.print_json([asdict(record) for record in records])
     elif records:
         columns = (
-            output.Column("relay", 12), output.Column("runs at", 12), output.Column("waiting"), output.Column("lag"),
-            output.Column("parked"), output.Column("problem", 20), output.Column("told"),
+            output.Column("relay", 12), output.Column("runs at", 12), output.Column("pending"), output.Column("lag"),
+            output.Column("parked"), output.Column("problem", 20), output.Column("published"),
         )  # fmt: skip
         rows = [
             (record.name, record.holder, record.entries, output.format_duration(record.lag), record.parked,
@@ -85,7 +90,7 @@ def ls(context: click.Context, as_json: bool, wide: bool) -> None:
         ]  # fmt: skip
         output.print_table(columns, rows, wide=wide)
     else:
-        click.echo("no relay was ever run", err=True)
+        click.echo("there are no relays", err=True)
 
 
 @relay.command()
@@ -95,6 +100,8 @@ def ls(context: click.Context, as_json: bool, wide: bool) -> None:
 @click.pass_context
 def parked(context: click.Context, name: str, limit: int, as_json: bool, wide: bool) -> None:
     """List events that the sink refused, the oldest first.
+
+    An event is parked when the sink refused it --tries times while it accepted others.
 
     \b
     Example:
@@ -109,7 +116,7 @@ def parked(context: click.Context, name: str, limit: int, as_json: bool, wide: b
     elif records:
         columns = (
             output.Column("event"), output.Column("operation", 12), output.Column("problem", 20),
-            output.Column("tries"), output.Column("again"), output.Column("type"), output.Column("parked (UTC)"),
+            output.Column("tries"), output.Column("retry"), output.Column("type"), output.Column("parked (UTC)"),
             output.Column("dataset", 8),
         )  # fmt: skip
         rows = [
@@ -119,7 +126,7 @@ def parked(context: click.Context, name: str, limit: int, as_json: bool, wide: b
         ]  # fmt: skip
         output.print_table(columns, rows, wide=wide)
     else:
-        click.echo(f"nothing of relay {name!r} is parked", err=True)
+        click.echo(f"relay {name!r} has no parked events", err=True)
 
 
 @relay.command()
@@ -129,7 +136,7 @@ def parked(context: click.Context, name: str, limit: int, as_json: bool, wide: b
 def retry(context: click.Context, name: str, event: str | None) -> None:
     """Publish parked events again: EVENT, or all.
 
-    The process that runs the relay does so before it continues. Exit code 1 when no such event is parked.
+    The process that runs the relay publishes them first. Exit code 1 when no such event is parked.
 
     \b
     Example:
@@ -137,8 +144,8 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
     """
     with open_client(context) as client:
         count = client.relays.retry(name, event)
-    nothing = f"nothing of relay {name!r} is parked" + (f" as {event!r}" if event else "")
-    click.echo(f"{count} to be told again" if count else nothing, err=True)
+    nothing = f"relay {name!r} has no parked event {event!r}" if event else f"relay {name!r} has no parked events"
+    click.echo(f"{count} events will be published again" if count else nothing, err=True)
     sys.exit(0 if count else 1)
 
 
@@ -148,10 +155,10 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
 @actor_option
 @click.pass_context
 def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
-    """Remove a relay that is no longer run.
+    """Remove a relay that no process runs any more.
 
-    Its unpublished events then no longer keep the log from being archived. Exit code 1 when there is no such relay, or
-    when it is running: stop it first.
+    Its unpublished events then no longer prevent the log from being archived. Exit code 1 when there is no such relay,
+    or when it is running: stop it first.
 
     \b
     Example:

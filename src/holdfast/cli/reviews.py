@@ -17,8 +17,8 @@ STATUSES = ("open", "approved", "rejected", "reset", "done")
 def reviews() -> None:
     """Approve or reject operations that need a decision.
 
-    An operation needs a review when the policy of its dataset says so, when another process has the lock of a sovereign
-    dataset, or when its attempts are used up.
+    An operation needs a decision when the policy of its dataset says so, when another process has the lock of a
+    sovereign dataset, or when it has no attempts left.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def ls(context: click.Context, status: str, limit: int, as_json: bool, wide: boo
     elif records:
         columns = (
             output.Column("review"), output.Column("operation", 16), output.Column("status"),
-            output.Column("because of"), output.Column("opened (UTC)"), output.Column("detail", 24),
+            output.Column("cause"), output.Column("opened (UTC)"), output.Column("detail", 24),
             output.Column("dataset", 8),
         )  # fmt: skip
         rows = [
@@ -60,7 +60,7 @@ def ls(context: click.Context, status: str, limit: int, as_json: bool, wide: boo
         ]  # fmt: skip
         output.print_table(columns, rows, wide=wide)
     else:
-        click.echo("nothing is up for review" if status == "open" else "there is no such review", err=True)
+        click.echo("there are no open reviews" if status == "open" else "there are no such reviews", err=True)
 
 
 @reviews.command()
@@ -68,7 +68,9 @@ def ls(context: click.Context, status: str, limit: int, as_json: bool, wide: boo
 @json_option
 @click.pass_context
 def show(context: click.Context, number: int, as_json: bool) -> None:
-    """Show one review. Exit code 1 when there is no such review.
+    """Show one review.
+
+    Exit code 1 when there is no such review.
 
     \b
     Example:
@@ -95,8 +97,8 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
 def approve(context: click.Context, number: int, reason: str, actor: str) -> None:
     """Allow one more attempt, by the next caller.
 
-    This is the audited command `holdfast do review.approve`. Exit code 1 when the review is not open, or the policy
-    does not let you decide it.
+    This is the audited command `holdfast do review.approve`. Exit code 1 when the review is not open, or when the
+    policy does not let you decide it.
 
     \b
     Example:
@@ -113,7 +115,7 @@ def approve(context: click.Context, number: int, reason: str, actor: str) -> Non
 def reject(context: click.Context, number: int, reason: str, actor: str) -> None:
     """Refuse the operation until it is reset.
 
-    This is the audited command `holdfast do review.reject`. Exit code 1 when the review is not open, or the policy
+    This is the audited command `holdfast do review.reject`. Exit code 1 when the review is not open, or when the policy
     does not let you decide it.
 
     \b

@@ -37,8 +37,8 @@ _TIMER_GRACES = 1.8
 _RELEASE_TIMEOUT = 3.0
 _UNSETTLED_TIMEOUT = 2.0
 """Seconds to retry an acquire that is refused without a holder."""
-_NO_WATCHDOG = "its watchdog is gone: what the command has started runs on if holdfast is killed"
-_NO_WATCHDOG_GUARDED = "its watchdog is gone, so the command is ended"
+_NO_WATCHDOG = "the watchdog died: if holdfast is killed now, the command keeps running"
+_NO_WATCHDOG_GUARDED = "the watchdog died: ending the command"
 
 
 def run_under_lease(
@@ -79,7 +79,7 @@ def _check_renew_every(ttl: float, renew_every: float | None) -> None:
         raise ValueError(f"--renew-every must be 0.001 seconds or more, not {renew_every:g}")
     if renew_every is not None and renew_every > ttl / 2:
         raise ValueError(
-            f"--renew-every must leave time for a retry: at most half of --ttl {ttl:g}, not {renew_every:g}"
+            f"--renew-every must be at most half of --ttl {ttl:g}, not {renew_every:g}: there must be time for a retry"
         )
 
 
@@ -116,12 +116,12 @@ def _run(
                 grant.check()
             except HoldfastError as loss:
                 cause = f" ({loss.__cause__})" if loss.__cause__ is not None else ""
-                print_error(f"{loss}{cause}; so the command was ended")
+                print_error(f"{loss}{cause}; the command was ended")
                 return code or FAILED
             try:
                 grant.release(timeout=_RELEASE_TIMEOUT)
             except HoldfastError as error:
-                print_error(f"lease {name!r} is not released, and expires within {ttl:g} s: {error}")
+                print_error(f"lease {name!r} could not be released and expires within {ttl:g} s: {error}")
                 watchdog.close()
                 os._exit(code)  # closing the client would wait for the same database
             return code

@@ -22,11 +22,11 @@ class RunCommand(click.Command):
         if ctx.resilient_parsing or not {"-h", "--help"}.isdisjoint(args[:end]):
             return super().parse_args(ctx, args)
         if "--" not in args:
-            ctx.fail("the command begins after --: holdfast run [OPTIONS] NAME -- COMMAND...")
+            ctx.fail("put -- before the command: holdfast run [OPTIONS] NAME -- COMMAND...")
         argv_length = len(args) - end - 1
         rest = super().parse_args(ctx, args)
         if len(ctx.params["argv"]) > argv_length:
-            ctx.fail("only the name of the lease stands before --; quote a name with spaces")
+            ctx.fail("only one NAME may stand before --; quote a name that contains spaces")
         return rest
 
 
@@ -62,61 +62,60 @@ def _click_option(option: RunOption) -> click.Option:
 )
 @click.pass_context
 def run(context: click.Context, /, **values: Any) -> None:
-    """Run COMMAND while holding the lease NAME; exit with 75 when another holder has it.
+    """Run COMMAND while holding the lease NAME; exit with 75 when another process holds it.
 
-    The lease is renewed while the command runs, and released when its whole process group has ended. If the lease is
-    taken, stderr says by whom and until when. By default `run` does not wait.
+    The lease is renewed while the command runs, and released when the command and its whole process group have ended.
+    If the lease is taken, stderr says by whom and until when. By default `run` does not wait.
 
-    \b
-    The command
-      runs in a process group of its own, in the foreground if holdfast is, with
-      the terminal, standard input and output that holdfast has. The signals INT,
-      TERM, HUP, QUIT, USR1, USR2, ALRM, WINCH, TSTP and CONT are passed on to
-      the group; a TERM waits for the command to finish in its own time. With
-      --guard an ALRM ends holdfast, and with it the command.
-    \b
-    The whole group is ended
-      when the lease is lost (forced away, or the database does not answer):
-      TERM, then KILL, before the TTL is over;
-      when the command itself has ended and left something running;
-      when holdfast is killed, or stopped for longer than the lease can be
-      trusted: Ctrl-Z stops both, so come back within the TTL;
-      with --guard, when its watchdog is gone, the process that does this.
-      A program that leaves the group, as a daemon does, is out of reach.
-    \b
-    Environment of the command
-      HOLDFAST_URL    the database; the secret part of it, too
-      HOLDFAST_SCHEMA where its tables are
-      HOLDFAST_LEASE  the name
-      HOLDFAST_TOKEN  the proof of holding it: a secret
-      HOLDFAST_FENCE  a number that rises with every acquisition
-      holdfast.inherited(client) in Python makes a grant of them, to protect
-      the command's own transactions.
-    \b
-    Exit codes
-      the command's own; 128 + n when signal n ended it
-      75   another holder has the lease (0 with --skip)
-      126  the command cannot be executed
-      127  the command was not found
-      128 + n  signal n came while holdfast waited for the lease
-      137  with --guard, the kernel's timer ended holdfast (128 + 9)
-      1    the database cannot be reached, or refuses; or the lease or the
-           watchdog was lost and the command, told to end, did so with 0
-      2    called wrongly
     \b
     Examples
-      Once at a time, over all machines that share the database:
+      Once at a time, on all machines that share the database:
         holdfast run nightly-import -- ./import.sh --all
-      From cron, where it is no error that the last one still runs:
+      From cron, where it is no error that the last run has not ended:
         */5 * * * *  holdfast run --skip sweep -- python sweep.py
-      Replicas that deploy together, one migrates and the others wait:
+      Replicas that deploy together: one migrates, the others wait:
         holdfast run --wait --ttl 60 migrate -- alembic upgrade head
-      At most a minute of waiting, then say who has it:
+      Wait for at most a minute:
         holdfast run --timeout 60 backup -- pg_dump -f app.dump app
-      A pipeline, with a shell of its own:
+      A pipeline needs a shell:
         holdfast run report -- sh -c 'make-report | mail -s report team'
-      The password stays out of the process list:
+      Keep the password out of the process list:
         HOLDFAST_URL=postgresql://app:secret@db/app holdfast run sweep -- ./sweep
+    \b
+    Exit codes
+      the exit code of the command; 128 + n when signal n ended it
+      75   another process holds the lease (0 with --skip)
+      126  the command cannot be executed
+      127  the command was not found
+      128 + n  signal n ended holdfast while it waited for the lease
+      137  with --guard: the timer of the kernel ended holdfast (128 + 9)
+      1    the database is unreachable or refused the request; or the lease or
+           the watchdog was lost, and the command then exited with 0
+      2    wrong usage
+    \b
+    Process group
+      The command runs in a new process group, with the terminal and the standard
+      streams of holdfast. INT, TERM, HUP, QUIT, USR1, USR2, ALRM, WINCH, TSTP and
+      CONT are passed on to the group. After TERM the command may take its time.
+      With --guard, ALRM ends holdfast and the command.
+    \b
+    The whole group is ended
+      when the lease is lost (forced release, or the database does not answer):
+      TERM, then KILL, before the TTL ends;
+      when the command has ended and has left processes behind;
+      when holdfast is killed, or is stopped until the TTL has almost ended
+      (Ctrl-Z stops both: continue them earlier);
+      with --guard, when the watchdog has died, the process that does all this.
+      A process that leaves the group, such as a daemon, is not ended.
+    \b
+    Environment of the command
+      HOLDFAST_URL     the database, with its password
+      HOLDFAST_SCHEMA  the schema of its tables
+      HOLDFAST_LEASE   the name of the lease
+      HOLDFAST_TOKEN   the secret that proves who holds the lease
+      HOLDFAST_FENCE   a number that rises with every acquisition
+      In Python, holdfast.inherited(client) returns a grant made from them, which
+      protects the transactions of the command.
     """
     if (conflict := find_conflict(values)) is not None:
         raise click.UsageError(conflict)

@@ -20,31 +20,32 @@ class RunOption(NamedTuple):
 
 
 OPTIONS = (
-    RunOption("--ttl", float, "Seconds until the lease of a dead holder expires.", default=30.0),
+    RunOption("--ttl", float, "Seconds until the lease of a dead holder expires.", "S", default=30.0),
     RunOption("--timeout", float, "Maximum time to wait for the lease, in seconds.", "S"),
     RunOption("--wait", bool, "Wait for the lease without a limit.", default=False),
-    RunOption("--skip", bool, "If another process holds the lease, exit with 0.", default=False),
+    RunOption("--skip", bool, "If another process holds the lease, do nothing and exit with 0.", default=False),
     RunOption(
-        "--guard", bool, "Fail closed even if holdfast and its watchdog are stopped together: the kernel's timer ends "
-        "holdfast, and with it the command, before the TTL is over.", default=False,
+        "--guard", bool, "Fail closed: a timer of the kernel kills the command before the TTL ends, even if holdfast "
+        "and its watchdog are both stopped.", default=False,
     ),
     RunOption(
         "--renew-every", float, "With --guard: seconds between renewals. Default: a third of --ttl.", "S",
         needs_guard=True,
     ),
     RunOption(
-        "--strict", bool, "With --guard: end with the first renewal that fails.", default=False, needs_guard=True
+        "--strict", bool, "With --guard: end the command at the first renewal that fails.", default=False,
+        needs_guard=True,
     ),
     RunOption(
         "--wipe-on-start", bool, "With --guard: release all other leases before the command starts.", default=False,
         needs_guard=True,
     ),
     RunOption(
-        "--holder", str, "Who we are. A run of the same holder takes the lease over at once, and the earlier one is "
-        "ended: give it to what replaces itself. Default: host, pid and a nonce, which no other run has.", "LABEL",
+        "--holder", str, "Name of the holder. A new run with the same name takes the lease over at once, and the "
+        "earlier run is ended. Default: a unique name of host, pid and a random part.", "LABEL",
     ),
-    RunOption("--url", str, "The database, as the option before run.", "URL"),
-    RunOption("--schema", str, "The schema, as the option before run.", "NAME"),
+    RunOption("--url", str, "Database, same as before the word run.", "URL"),
+    RunOption("--schema", str, "Schema, same as before the word run.", "NAME"),
 )  # fmt: skip
 _BY_FLAG = {option.flag: option for option in OPTIONS}
 
@@ -79,10 +80,10 @@ def parse(arguments: list[str]) -> dict[str, Any] | None:
 def find_conflict(values: dict[str, Any]) -> str | None:
     """A message about options that exclude or need each other; None if there are none."""
     if (values["timeout"] is not None) + values["wait"] + values["skip"] > 1:
-        return "--timeout, --wait and --skip exclude each other"
+        return "use only one of --timeout, --wait and --skip"
     needing = [option for option in OPTIONS if option.needs_guard]
     if not values["guard"] and any(values[option.name] not in (None, False) for option in needing):
-        return "--renew-every, --strict and --wipe-on-start are for --guard"
+        return "--renew-every, --strict and --wipe-on-start need --guard"
     if values["guard"] and values["holder"] is not None:
-        return "--guard and --holder exclude each other: a second instance would take over while the first still runs"
+        return "--holder cannot be used with --guard: a second instance would take over while the first still runs"
     return None

@@ -17,7 +17,7 @@ from holdfast.cli import settings as cli_settings
 
 @click.command()
 @click.option(
-    "--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1. Beyond loopback it needs tokens."
+    "--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1. Other than loopback needs tokens."
 )
 @click.option("--port", metavar="N", help="Port to listen on. Default: 7411; 0 picks a free one.")
 @click.option(
@@ -35,7 +35,9 @@ from holdfast.cli import settings as cli_settings
 @click.option(
     "--driver-folder", metavar="PATH", help="Folder of the driver that serve starts. Default: holdfast-driver."
 )
-@click.option("--end-sandboxes", is_flag=True, help="End the sandboxes of that driver with it; by default they run on.")
+@click.option(
+    "--end-sandboxes", is_flag=True, help="End its sandboxes when that driver ends. Default: they keep running."
+)
 @click.option(
     "--pools",
     metavar="NAME=N",
@@ -58,13 +60,18 @@ from holdfast.cli import settings as cli_settings
 def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Run a replica of the gateway: sandboxes and agents over HTTP.
 
-    On a laptop it needs no arguments: it uses a SQLite file, starts a driver, and listens on loopback. In production
-    run the same command on N machines against one PostgreSQL. It prints one line on stdout when it listens, logs to
-    stderr, and runs in the foreground until TERM or INT (exit code 0; a second signal exits immediately with code 1).
-    On USR1 it lets another replica lead and reports that it is not ready, to drain it before it is ended.
+    Without arguments it uses an SQLite file, starts a driver, and listens on loopback. In production, run it on several
+    machines with one PostgreSQL database.
 
-    Every option can also be set by HOLDFAST_* (HOLDFAST_STOP_WITHIN=30) and in [gateway] of holdfast.toml. The datasets
-    that this file declares apply to operators' commands, too.
+    Prints one line on stdout when it listens, and logs to stderr. It runs in the foreground until TERM or INT (exit
+    code 0; a second signal exits immediately with code 1). USR1 drains it: another replica leads, and it reports that
+    it is not ready.
+
+    Every option can also be set by a variable (HOLDFAST_STOP_WITHIN=30) or in [gateway] of holdfast.toml
+    (stop_within = 30).
+
+    Exit code 1 when it cannot listen, or when the database or the driver does not answer; 2 on wrong settings; 75 when
+    another process uses the same SQLite file, 70 when that is no longer certain.
 
     \b
     Examples:
@@ -79,7 +86,9 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
 
         settings = replace(load(url, schema, flags, os.environ, cli_settings.gateway()), policy=cli_settings.policy())
     except ImportError as error:
-        raise click.UsageError(f"the gateway needs more: pip install 'holdfast[server]' ({error.name})") from None
+        raise click.UsageError(
+            f"serve needs the server extra: pip install 'holdfast[server]' ({error.name} is missing)"
+        ) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

@@ -22,11 +22,11 @@ def database(url: str | None, schema: str | None) -> tuple[str, str]:
     """
     config = _read_config() if os.path.lexists(CONFIG) else {}
     if url and _has_password(url):
-        _warn("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
+        _warn("every user of this machine can see the password in --url: use HOLDFAST_URL or holdfast.toml instead")
     url = _first_setting("url", url, config)
     if url is None:
         url = DEFAULT_URL
-        _warn(f"no --url, no HOLDFAST_URL, no url in {CONFIG}: using {url} in this folder")
+        _warn(f"no database is configured (--url, HOLDFAST_URL, url in {CONFIG}): using {url} in this folder")
     return url, _first_setting("schema", schema, config) or "holdfast"
 
 
@@ -72,7 +72,7 @@ def _first_setting(key: str, option: str | None, config: dict[str, Any]) -> str 
     sources = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", config.get(key)))
     for source, value in sources:
         if value is not None and not value.strip():
-            raise ValueError(f"{source} is empty: set it, or leave it out altogether")
+            raise ValueError(f"{source} is empty: give it a value, or remove it")
         if value is not None:
             return value.strip()
     return None
@@ -99,7 +99,7 @@ def _read_config() -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{CONFIG} is not valid TOML: {error}") from None
     if unknown := sorted(table.keys() - {"datasets", "gateway", "url", "schema"}):
-        raise ValueError(f"{CONFIG} has {unknown[0]!r}, and known are: datasets, gateway, schema, url")
+        raise ValueError(f"unknown key {unknown[0]!r} in {CONFIG}: it may contain datasets, gateway, schema and url")
     if not isinstance(table.get("gateway", {}), dict):
         raise ValueError(f"gateway in {CONFIG} must be a table: [gateway]")
     for key in ("url", "schema"):

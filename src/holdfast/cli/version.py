@@ -44,4 +44,4 @@ def version(as_json: bool) -> None:
         if number is not None:
             click.echo(f"{name:<9}{number}")
     if versions["psycopg"] is None:
-        click.echo("psycopg  not installed: for PostgreSQL, pip install 'holdfast[postgres]'")
+        click.echo("psycopg  not installed; PostgreSQL needs it: pip install 'holdfast[postgres]'")

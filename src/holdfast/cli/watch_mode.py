@@ -114,7 +114,7 @@ def _print_changes(console: Console, view: View, every: float, as_json: bool, wi
     had_problem = False
     for records, problem in _fetch_repeatedly(view, every):
         if problem and not had_problem:
-            click.echo(f"holdfast: {output.clean(problem)}; looking again every {every:g} s", err=True)
+            click.echo(f"holdfast: {output.clean(problem)}; retrying every {every:g} s", err=True)
         had_problem = problem is not None
         identity = view.identity(records)
         if identity == printed:

@@ -36,9 +36,9 @@ def describe_outcome(stage: Stage, error: BaseException | None, *, atomic: bool)
     change may or may not have been made.
     """
     if stage is Stage.DONE:
-        return "done" if error is None else f"done, and afterwards: {error}"
+        return "done" if error is None else f"done, then an error: {error}"
     if error is None:
-        return "failed: it has not come to its end"
+        return "failed: it did not complete"
     is_certain = isinstance(error, HoldfastError) and not _is_in_doubt(error)
     if isinstance(error, CommandRefused) or (is_certain and (stage is Stage.PLANNING or atomic)):
         return f"refused: {error}"
@@ -83,8 +83,12 @@ class AuditEntry:
         try:
             self._client.audit.end(self._number, outcome)
         except HoldfastError as problem:
-            self.doubt = f"audit entry {self._number} has no outcome, because it could not be written: {problem}"
+            self.doubt = f"audit entry {self._number} has no outcome: it could not be written: {problem}"
             log.event(
-                "command.unrecorded", WARNING, "%(doubt)s; it was: %(outcome)s", doubt=self.doubt, outcome=outcome
+                "command.unrecorded",
+                WARNING,
+                "%(doubt)s; the outcome was: %(outcome)s",
+                doubt=self.doubt,
+                outcome=outcome,
             )
         return self.stage is Stage.DONE and isinstance(error, HoldfastError)

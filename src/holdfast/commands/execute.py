@@ -31,7 +31,7 @@ BREAK_GLASS = "break-glass"
 MIGRATE, REVERT = "schema.migrate", "schema.revert"
 _RUNTIME_TIMEOUT = 5.0
 """Seconds to wait for the runtime lease."""
-_ACTOR, _REASON = Parameter("who asks"), Parameter("why", maximum=1000)
+_ACTOR, _REASON = Parameter("name of the operator"), Parameter("reason", maximum=1000)
 _AUDITED_CHANGES = 500
 """The number of changes that an audit entry lists; it fits however long their lines are."""
 _SUBJECT_LENGTH = 200
@@ -63,15 +63,13 @@ def run(
     """
     command = commands().get(name)
     if command is None:
-        raise ValueError(f"there is no command {name!r}; there are: {', '.join(commands())}")
+        raise ValueError(f"there is no command {name!r}; the commands are: {', '.join(commands())}")
     for argument, parameter, value in (("actor", _ACTOR, actor), ("reason", _REASON, reason)):
         if not parameter.check(argument, value).strip():
-            raise ValueError(f"{argument} must not be empty: {name} leaves an entry in the audit")
+            raise ValueError(f"{argument} must not be empty: {name} writes it to the audit log")
     values = command.check(parameters or {})
     if break_glass and not (name == "lease.release" and is_for_break_glass(values["name"])):
-        raise PolicyDenied(
-            f"break-glass is for lease.release of {RUNTIME!r} or of a gate's lease, '@gate:…', and for nothing else"
-        )
+        raise PolicyDenied(f"break-glass is only for lease.release of {RUNTIME!r} or of a gate's lease, '@gate:…'")
     if dry_run:
         with open_window(command, client, actor, reason, break_glass=break_glass) as window:
             return CommandOutcome(name, next(command.steps(window, **values)), dry_run=True)
@@ -160,7 +158,7 @@ def _revert_foundation(client: Client, to: int, actor: str, reason: str) -> None
     for script in client.migrations.down(to=to):
         log.event(
             "migration.reverted", WARNING,
-            "migration %(version)04d %(script)s is taken back, for %(actor)s: %(reason)s",
+            "migration %(version)04d %(script)s was reverted by %(actor)s: %(reason)s",
             version=script.version, script=script.name, actor=actor, reason=reason,
         )  # fmt: skip
 

@@ -28,25 +28,23 @@ def ended(payload: Mapping[str, Any], state: str, reason: str) -> dict[str, Any]
     return {**payload, "state": state, "reason": reason, "ended_at": datetime.now(UTC).isoformat()}
 
 
-@command("session.cancel", gate="sessions", subject="session {id}", destructive=True, id=Parameter("the session"))
+@command("session.cancel", gate="sessions", subject="session {id}", destructive=True, id=Parameter("id of the session"))
 def session_cancel(window: Window, *, id: str) -> Steps:
-    """End a session that has not ended, and free its slot."""
+    """End an active session and free its slot."""
     record = window.client.objects.get("session", id)
     if record is None:
         raise CommandRefused(f"there is no session {id!r}")
     session = record.payload
     if session["state"] != ACTIVE:
-        raise CommandRefused(f"session {id!r} is {session['state']} already")
-    yield [f"session {id!r} is CANCELLED, and slot {session['slot']} of pool {session['pool']!r} is free"]
+        raise CommandRefused(f"session {id!r} is already {session['state']}")
+    yield [f"session {id!r} is cancelled, and slot {session['slot']} of pool {session['pool']!r} is freed"]
     try:
         window.client.objects.put_if(
             "session", id, ended(session, "CANCELLED", window.reason), MatchVersion(record.version),
             labels={**record.labels, "state": "CANCELLED"},
         )  # fmt: skip
     except Conflict:
-        raise CommandRefused(
-            f"session {id!r} was changed by another request meanwhile: read it again, then retry"
-        ) from None
+        raise CommandRefused(f"session {id!r} was changed by another request: check its state and try again") from None
     slot = f"@slot:{session['pool']}:{session['slot']}"
     window.client.leases.force_release(slot, actor=window.actor, reason=window.reason, fence=session["fence"])
 
@@ -54,20 +52,21 @@ def session_cancel(window: Window, *, id: str) -> Steps:
 @command(
     "sandbox.prune", gate="sandboxes", subject="sandboxes that ended {older} s ago", destructive=True,
     older=Parameter(
-        "seconds since they ended", float, default=3600.0, optional=True, minimum=0, maximum=100 * 365 * 86400
+        "minimum number of seconds since they ended", float, default=3600.0, optional=True, minimum=0,
+        maximum=100 * 365 * 86400,
     ),
 )  # fmt: skip
 def sandbox_prune(window: Window, *, older: float) -> Steps:
-    """Delete the sandboxes whose programs have ended, with their logs and exit codes."""
+    """Delete ended sandboxes, with their logs and exit codes."""
     before = datetime.now(UTC) - timedelta(seconds=older)
     records = [record for record in _sandboxes(window) if _has_ended(record, before)]
-    yield [f"sandbox {record.id!r}, which has ended, is deleted" for record in records]
+    yield [f"ended sandbox {record.id!r} is deleted" for record in records]
     for record in records:
         try:
             window.client.objects.put_if(
                 "sandbox", record.id, to_be_deleted(record.payload), MatchVersion(record.version)
             )
-        except Conflict:  # it was changed since it was planned for, and may not be over any more
+        except Conflict:  # it was changed since the plan, and may be running again
             continue
 
 

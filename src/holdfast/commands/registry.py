@@ -64,13 +64,14 @@ class Parameter:
         if not is_exact or not math.isfinite(number) or not self.minimum <= number <= self.maximum:
             limits = (("from", self.minimum), ("to", self.maximum))
             bounds = "".join(f" {word} {limit:.15g}" for word, limit in limits if math.isfinite(limit))
-            raise ValueError(f"{name} must be {self.kind.__name__}{bounds}, not {value!r:.60}")
+            kind = "an integer" if self.kind is int else "a number"
+            raise ValueError(f"{name} must be {kind}{bounds}, not {value!r:.60}")
         return number
 
     def _check_text(self, name: str, value: Any) -> str:
         maximum = _TEXT_LENGTH if self.maximum == math.inf else int(self.maximum)
         if not isinstance(value, str):
-            raise ValueError(f"{name} must be str, not {value!r:.60}")
+            raise ValueError(f"{name} must be a string, not {value!r:.60}")
         if not 1 <= len(value) <= maximum:
             raise ValueError(f"{name} must have 1 to {maximum} characters, not {len(value)}: {value[:40]!r}")
         if any(map(_is_control, value)):
@@ -144,13 +145,13 @@ class Command:
             raise self._denied()
         if next(steps, None) is not None:
             raise RuntimeError(
-                f"command {self.name} was stopped at its second yield: a command yields once, its plan. The changes "
-                "after the first yield were made"
+                f"command {self.name} was stopped at its second yield: a command yields its plan and nothing else. The "
+                "changes after the first yield were made"
             )
 
     def _denied(self) -> PolicyDenied:
         return PolicyDenied(
-            f"{self.name} runs through holdfast.commands.run alone: under the runtime lease, with an audit entry"
+            f"{self.name} can only be run by holdfast.commands.run: under the runtime lease, with an audit entry"
         )
 
     def mask_secrets(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,16 +17,18 @@ def schema_migrate(window: Window) -> Steps:
 
 @command(
     REVERT, gate="schema", subject="schema", destructive=True,
-    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to", minimum=0),
+    to=Parameter("version to return to; 0 removes everything, also the audit log", int, option="to", minimum=0),
 )  # fmt: skip
 def schema_revert(window: Window, *, to: int) -> Steps:
-    """Take migrations back, and all that is in their tables."""
+    """Revert migrations and delete the data in their tables."""
     version, scripts = window.client.migrations.version(), window.client.migrations.scripts()
     if not 0 <= to < version:
-        raise CommandRefused(f"to must be a version from 0 to {version - 1}, not {to}: the tables are at {version}")
+        raise CommandRefused(
+            f"to must be a version from 0 to {version - 1}, not {to}: the tables are at version {version}"
+        )
     applied = [script for script in reversed(scripts) if to < script.version <= version]
     yield [
-        f"migration {script.version:04} {script.name} is taken back, and all that is in its tables"
+        f"migration {script.version:04} {script.name} is reverted, and the data in its tables is deleted"
         for script in applied
     ]
     # The migrations below the foundation hold the audit entry of this run: ``run`` reverts them afterwards.

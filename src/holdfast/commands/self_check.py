@@ -44,14 +44,14 @@ def _check_declaration(name: str, command: Command) -> Iterator[str]:
     if name != command.name:
         yield f"it is registered as {name!r} and calls itself {command.name!r}"
     if not command.gate:
-        yield "it names no gate"
+        yield "it has no gate"
     if not command.summary:
-        yield "it does not say what it is for"
+        yield "it has no summary"
     fields = {field for _, field, _, _ in Formatter().parse(command.subject) if field}
     if not command.subject or fields - command.parameters.keys():
-        yield "its subject does not say what it is done to"
+        yield "its subject is empty, or names an unknown parameter"
     if fields & {name for name, parameter in command.parameters.items() if parameter.secret}:
-        yield "its subject reveals a secret"
+        yield "its subject contains a secret"
 
 
 def _check_function(command: Command) -> Iterator[str]:
@@ -63,9 +63,9 @@ def _check_function(command: Command) -> Iterator[str]:
         yield "it does not yield exactly once"
     window, *parameters = inspect.signature(function).parameters.values()
     if window.name != "window" or {parameter.name for parameter in parameters} != command.parameters.keys():
-        yield "it does not take a window and the parameters that it declares"
+        yield "its arguments are not a window and the declared parameters"
     if any({"Client", "AsyncClient"} & {*code.co_names, *code.co_freevars} for code in _reachable_code(function)):
-        yield "it creates a client of its own and does not use its window's"
+        yield "it creates a client instead of using that of its window"
 
 
 def _reachable_code(function: Callable[..., Any]) -> Iterator[CodeType]:
@@ -127,7 +127,7 @@ def _check_run(client: holdfast.Client, command: Command) -> Iterator[str]:
         entries = [entry for entry in client.audit.list() if entry.id == window.entry]
         recorded = [(entry.action, entry.actor, entry.reason, entry.outcome) for entry in entries]
         if recorded != [(command.name, "check", "check", None)]:
-            problems.append("it runs without an entry in the audit")
+            problems.append("it runs without an audit entry")
 
     if not command.gate or type(command) is not Command:
         return
@@ -136,4 +136,4 @@ def _check_run(client: holdfast.Client, command: Command) -> Iterator[str]:
     yield from problems
     [entry] = [entry for entry in client.audit.list() if entry.id == outcome.entry]
     if entry.outcome != "done" or entry.fence is None:
-        yield "its entry in the audit does not say how it ended, or under which fence"
+        yield "its audit entry lacks the outcome or the fence"

@@ -126,20 +126,20 @@ def test_the_check_finds_what_bypasses(tmp_path: Path) -> None:
     problems_by_name = {name: problems for name, problems in operator.check().items() if problems}
     assert problems_by_name == {
         "a.nameless": [
-            "it names no gate", "it does not say what it is for", "its subject does not say what it is done to",
+            "it has no gate", "it has no summary", "its subject is empty, or names an unknown parameter",
         ],
         "a.sudden": ["it does not yield its changes before it makes them"],
         "a.double": ["it does not yield exactly once"],
         "a.other": [
-            "it does not take a window and the parameters that it declares",
-            "it creates a client of its own and does not use its window's",
+            "its arguments are not a window and the declared parameters",
+            "it creates a client instead of using that of its window",
         ],
-        "a.secret": ["it creates a client of its own and does not use its window's"],
-        "a.nested": ["it creates a client of its own and does not use its window's"],
-        "a.talkative": ["its subject reveals a secret"],
+        "a.secret": ["it creates a client instead of using that of its window"],
+        "a.nested": ["it creates a client instead of using that of its window"],
+        "a.talkative": ["its subject contains a secret"],
         "a.open": [
             "it is a subclass of Command, which may bypass the checks of Command",
-            "it does not take a window and the parameters that it declares",
+            "its arguments are not a window and the declared parameters",
             "it runs without a window", "it runs in a window that was not opened by run",
         ],
     }  # fmt: skip
@@ -246,7 +246,7 @@ def test_a_window_that_was_kept_is_good_for_nothing(on_file: holdfast.Client) ->
     forged = operator.Window(release, on_file, on_file, "x", "x", break_glass=True)
     on_file.lease("held").acquire()
     for command, given in ((keeper, window), (release, window), (release, forged), (release, None)):
-        with pytest.raises(holdfast.PolicyDenied, match=r"holdfast\.commands\.run alone"):
+        with pytest.raises(holdfast.PolicyDenied, match=r"can only be run by holdfast\.commands\.run"):
             next(command.steps(given, **({} if command is keeper else {"name": "held"})))
     with pytest.raises(holdfast.HoldfastError):
         window.client.lease("too late").acquire()

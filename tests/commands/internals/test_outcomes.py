@@ -85,7 +85,7 @@ def test_a_command_that_loses_its_lease_after_it_was_done_is_done(
         assert (other.leases.get("nightly-import") is None) == bool(given)
     assert outcome.doubt is not None
     assert f"lease '{lost}'" in outcome.doubt
-    assert outcomes(client, command) == [f"done, and afterwards: {outcome.doubt}"[:200]]
+    assert outcomes(client, command) == [f"done, then an error: {outcome.doubt}"[:200]]
 
 
 def test_a_command_whose_answer_is_lost_is_neither_done_nor_refused(
@@ -112,7 +112,7 @@ def test_a_command_that_could_not_say_how_it_ended_is_done_all_the_same(client: 
     command = at(sqlite_url, "do", "slot.release", "tuner", "1", "--actor", "jane", "--reason", "why")
     done = call(*command, HOLDFAST_FAILPOINTS="before:audit_end=error")
     assert (done.returncode, client.slots("tuner", 1).in_use()) == (0, 0)
-    assert "it is done, and afterwards: audit entry" in done.stderr
+    assert "the change was made, but then an error occurred: audit entry" in done.stderr
     assert outcomes(client, "slot.release") == [None], "the entry has no outcome, because it could not be written"
 
 
@@ -158,7 +158,7 @@ def test_what_goes_wrong_in_the_middle_is_a_failure_and_an_interrupt_is_in_doubt
         (Stage.APPLYING, holdfast.DriverError("no answer"), True, "unknown"),
         (Stage.APPLYING, holdfast.DriverError("no", status=409), True, "refused"),
         (Stage.DONE, None, False, "done"),
-        (Stage.DONE, holdfast.LeaseLost("it passed on"), False, "done, and afterwards"),
+        (Stage.DONE, holdfast.LeaseLost("it passed on"), False, "done, then an error"),
     ],
 )
 def test_the_word_for_it(stage: Stage, error: BaseException | None, atomic: bool, word: str) -> None:

@@ -183,7 +183,9 @@ def test_taking_migrations_back_is_governed_as_far_as_there_is_something_to_gove
     with holdfast.Client(bare) as client:
         client.migrations.up()
         outcome = operator.run(client, "schema.revert", {"to": NEWEST}, **JANE)
-        assert outcome.changes == [f"migration {NEWEST + 1:04} extra is taken back, and all that is in its tables"]
+        assert outcome.changes == [
+            f"migration {NEWEST + 1:04} extra is reverted, and the data in its tables is deleted"
+        ]
         assert client.migrations.version() == NEWEST
         client.migrations.up()
         assert recorded(client, "schema.revert") == [("schema.revert", "jane", "done", False)]
@@ -196,10 +198,10 @@ def test_the_end_of_all_tables_is_said_where_it_can_be(bare: str) -> None:
     """The audit is removed with them, so it is logged on stderr."""
     printed(*at(bare, "migrate", "up"))
     done = call(*at(bare, "migrate", "down", "--to", "0", "--yes", "--actor", "jane", "--reason", "not needed"))
-    assert (done.returncode, "migration 0001 lease is taken back" in done.stdout) == (0, True)
+    assert (done.returncode, "migration 0001 lease is reverted" in done.stdout) == (0, True)
     lines = done.stderr.splitlines()
     assert len(lines) == FOUNDATION, done.stderr
-    assert lines[-1] == "migration 0001 lease is taken back, for jane: not needed"
+    assert lines[-1] == "migration 0001 lease was reverted by jane: not needed"
     with holdfast.Client(bare) as client:
         assert client.migrations.version() == 0
     assert printed(*at(bare, "migrate", "down", "--to", "0", "--yes", "--reason", "again")) == "nothing to do\n"

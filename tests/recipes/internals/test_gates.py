@@ -328,7 +328,7 @@ def test_from_the_command_line_a_gate_is_held_for_a_stated_time(client: holdfast
         operator.run(client, "gate.open", {"name": GATE, "seconds": 1}, **jane)
     printed(*at(either, "do", "gate.close", GATE, "--actor", "joe", "--reason", "done early"))
     assert not is_open(client)
-    with pytest.raises(holdfast.HoldfastError, match=r"^gate 'dot_config' is closed already$"):
+    with pytest.raises(holdfast.HoldfastError, match=r"^gate 'dot_config' is already closed$"):
         operator.run(client, "gate.close", {"name": GATE}, **jane)
     operator.run(client, "gate.open", {"name": GATE, "seconds": 60}, **jane)
     dot = "_" if either.startswith("sqlite") else "."

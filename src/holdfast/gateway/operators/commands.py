@@ -56,7 +56,7 @@ class CommandAnswer(BaseModel):
     parameters: list[ParameterAnswer]
     elsewhere: str | None = Field(description="Why it is refused over HTTP; null: it is not.")
     model_config = _with_example(
-        name="lease.release", summary="Take a lease away from its holder.", gate="leases", destructive=True,
+        name="lease.release", summary="Release a lease that another process holds.", gate="leases", destructive=True,
         parameters=[{"name": "name", "help": "the lease", "kind": "str", "optional": False, "default": None}],
         elsewhere=None,
     )  # fmt: skip
@@ -97,7 +97,7 @@ class CommandResult(BaseModel):
     doubt: str | None = Field(description="What went wrong after it was done.")
     model_config = _with_example(
         command="lease.release", actor="jane", dry_run=False,
-        changes=["lease 'nightly-import', held by worker-1 with fence 42, is taken away"], fence=43, entry=17,
+        changes=["lease 'nightly-import', held by worker-1 with fence 42, is released"], fence=43, entry=17,
         doubt=None,
     )  # fmt: skip
 
