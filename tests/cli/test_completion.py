@@ -115,7 +115,7 @@ def test_what_is_completed_where(used: str) -> None:
     assert values("history old")["old-job"].startswith("last held by ")
     assert values("run job ").keys() == {"--"}
     [(digest, label)] = [row for row in values("ops show ").items() if not row[0].startswith("charge:")]
-    assert (len(digest), label) == (64, "etl/load: upsert parcels, success")
+    assert (len(digest), label) == (64, "etl/load parcels upsert, success")
     for line in ("ops reset ", "ops rollback ", "ops replay ", "ops verify ", "ops export ", "do operation.reset "):
         assert values(line).keys() == {digest, "charge:42", "charge:43"}
     assert values("ops ls --dataset ") == values("ops export --dataset ") == {"parcels": ""}

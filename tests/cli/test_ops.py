@@ -135,7 +135,7 @@ def test_a_key_is_found_by_its_first_digits(either: str, tmp_path: Path) -> None
     assert "operation 'publish:7', partial" in ask(
         *at(filled, "ops", "rollback", publish[:8], *BY_JANE), "--with", "shop:register", cwd=tmp_path
     )
-    assert "'charge:42', success in attempt 1, can be tried" in printed(*at(filled, "ops", "reset", prefix, *BY_JANE))
+    assert "'charge:42', success in attempt 1, may run again" in printed(*at(filled, "ops", "reset", prefix, *BY_JANE))
     with holdfast.Client(filled) as client, pytest.raises(KeyboardInterrupt):
         client.operation("charge:42").run(die)
     assert "is done with the result 7" in printed(*at(filled, "ops", "complete", prefix, "--result", "7", *BY_JANE))
@@ -157,7 +157,7 @@ def test_a_refused_operation_goes_before_a_prefix(filled: str) -> None:
     with holdfast.Client(filled, policy=policy) as client, pytest.raises(holdfast.PolicyDenied):
         client.operation("cafe").run(int)
     text = printed(*at(filled, "ops", "reset", "cafe", *BY_JANE))
-    assert "operation 'cafe', which was refused before it began, can be tried again" in text
+    assert "operation 'cafe', which was refused before it began, may run again" in text
 
 
 def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:

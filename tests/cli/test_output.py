@@ -97,8 +97,8 @@ def test_every_listing_has_wide_beside_json_and_a_watch_has_both() -> None:
                     listings.add(path)
                 assert "--watch" not in options or path in listings
     assert listings == {
-        "ls", "history", "locks", "slots", "gates", "audit", "commands", "ops ls", "ops show", "ops replay",
-        "reviews ls", "relay ls", "relay parked", "driver ls",
+        "ls", "history", "locks", "slots", "gates", "audit", "commands", "ops ls", "ops show", "ops recover",
+        "ops replay", "reviews ls", "relay ls", "relay parked", "driver ls",
     }  # fmt: skip
 
 

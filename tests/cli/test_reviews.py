@@ -32,7 +32,7 @@ def test_reviews_are_listed_shown_and_answered(either: str) -> None:
     [review] = valid("reviews-ls", printed(*at(either, "reviews", "ls", "--json")))
     assert valid("reviews-show", printed(*at(either, "reviews", "show", number, "--json"))) == review
     assert "who has" in printed(*at(either, "reviews", "show", number))
-    assert "graves" in on_terminal(*at(either, "reviews", "ls"), columns=40)
+    assert "graves" in on_terminal(*at(either, "reviews", "ls"), columns=60)
     done = printed(*at(either, "reviews", "approve", number, *BY_JANE))
     assert done.splitlines() == [
         "operation 'etl/load graves upsert', under review because of policy, may run once more",

@@ -45,7 +45,7 @@ def operation_reset(window: Window, *, key: str) -> Steps:
 
 @command("operation.complete", gate="operations", subject="operation {key}", destructive=True, key=_KEY, result=_RESULT)
 def operation_complete(window: Window, *, key: str, result: str) -> Steps:
-    """Record that an interrupted operation did happen, with its result."""
+    """Record that an interrupted operation did happen."""
     record = window.client.operations.get(key)
     if record is None:
         raise CommandRefused(f"there is no operation {key!r}")
