@@ -195,7 +195,7 @@ def test_on_a_port_the_token_is_needed_and_the_host_must_be_one_of_its_names(
     [
         (("--port", "0", "--host", "0.0.0.0"), {}, "not a loopback address"),
         (("--port", "0", "--host", "0.0.0.0"), {"HOLDFAST_DRIVER_TOKEN": "short"}, "at least 16"),
-        (("--port", "0", "--socket", "x.sock"), {}, "exclude each other"),
+        (("--port", "0", "--socket", "x.sock"), {}, "use either --socket or --port"),
         (("--socket", "x" * 200), {}, "longer than 107 bytes"),
         (("--limit", "0"), {}, "--limit"),
         (("--port", "1", "ls"), {}, "HOLDFAST_DRIVER"),
