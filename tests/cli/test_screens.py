@@ -73,7 +73,7 @@ def crowded() -> Iterator[str]:
         eventually(
             lambda: (
                 [client.leases.get(name).waiting for name in ("sweep", "@slot:gpu:1")] == [1, 1]  # type: ignore[union-attr]
-                and {LOCK, "(agent, 7)"} <= {lock.label for lock in client.locks.list()}
+                and query(url, "select 1 from holdfast.lock_name where name = %s", LOCK)
                 and any(lock.blocked_by for lock in client.locks.list())
             ),
             "all of them wait, and the locks have their names",

@@ -193,12 +193,12 @@ async def test_an_operator_cancels_one(gateway: Gateway, http: httpx.AsyncClient
             return run(client, "session.cancel", {"id": told["id"]}, actor="jane", reason="it hangs", **more)
 
     plan = await asyncio.to_thread(cancel, dry_run=True)
-    assert plan.changes == [f"session '{told['id']}' is CANCELLED, and slot {told['slot']} of pool 'default' is free"]
+    assert plan.changes == [f"session '{told['id']}' is cancelled, and slot {told['slot']} of pool 'default' is freed"]
     assert (await http.get(f"/sessions/{told['id']}")).status_code == 200
     await asyncio.to_thread(cancel)
     await is_gone(http, told["id"], "CANCELLED")
     assert await owners(gateway) == {}
-    with pytest.raises(holdfast.HoldfastError, match="is CANCELLED already"):
+    with pytest.raises(holdfast.HoldfastError, match="is already CANCELLED"):
         await asyncio.to_thread(cancel)
 
 
