@@ -156,15 +156,17 @@ def test_whoever_may_write_to_the_database_may_lock_whoever_came_first(sqlite_ur
     if os.geteuid() == 0:
         os.chown(path, 12345, 23456)
     about = path.stat()
+    expected = [(about.st_uid, about.st_gid, about.st_mode)] * 5
+
+    def permissions() -> list[tuple[int, int, int]]:
+        beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
+        return [(each.st_uid, each.st_gid, each.st_mode) for each in beside]
+
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
         held = client.lock("a").acquire()
         with client.lock(("agent", 7)), waiting(lambda: other.lock("a", timeout=PATIENCE).acquire().release()):
-            eventually(lambda: len([*path.parent.glob("*.holdfast-*")]) == 5, "it stands in line")
-            beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
+            eventually(lambda: permissions() == expected, "all five have the permissions of the database")
             held.release()
-    assert {(each.st_uid, each.st_gid, each.st_mode) for each in beside} == {
-        (about.st_uid, about.st_gid, about.st_mode)
-    }
 
 
 def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
