@@ -14,8 +14,6 @@ BESIDE = ("bench", "deploy", "examples", "proof", "scripts", "spec")
 """Folders beside the package whose comments and messages are checked as well."""
 TEXTS = frozenset({".cron", ".json", ".md", ".pml", ".py", ".service", ".sh", ".sql", ".yaml", ".yml"})
 """Endings of the files whose sentences are checked, beside the Dockerfile."""
-LATER = ("lock",)
-"""Folders that are rewritten as a whole elsewhere."""
 METAPHORS = frozenset(
     "ears heart books crew door desk yard pulse bell house arena nursery looks scenes".split()  # noqa: SIM905
 )
@@ -34,11 +32,7 @@ ANYBODY = re.compile(r"\b(whoever|somebody|nobody)\b", re.IGNORECASE)
 def sources() -> dict[str, str]:
     """Every module that is written by hand, by its path."""
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    return {
-        name: text
-        for name, text in sorted(texts.items())
-        if not text.startswith("# Generated from") and name.split("/")[0] not in LATER
-    }
+    return {name: text for name, text in sorted(texts.items()) if not text.startswith("# Generated from")}
 
 
 @cache
@@ -46,7 +40,6 @@ def sentences() -> dict[str, str]:
     """The modules, the SQL files, and every file beside the package, by path. Not yet ``sqlite.sql`` of a noun."""
     sql = (path for path in PACKAGE.rglob("*.sql") if path.name != "sqlite.sql")
     texts = {path.relative_to(PACKAGE).as_posix(): path for path in sql}
-    texts = {name: path for name, path in texts.items() if name.split("/")[0] not in LATER}
     for path in (path for folder in BESIDE for path in (ROOT / folder).rglob("*")):
         if path.suffix in TEXTS or path.name == "Dockerfile":
             texts[path.relative_to(ROOT).as_posix()] = path

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.lock.grant import LockGrant
     from holdfast.lock.handle import Lock, LockSpace
     from holdfast.lock.monitor import LockMonitor
-    from holdfast.lock.tickets import Name
+    from holdfast.lock.terms import Name
     from holdfast.objects.objects import Objects
     from holdfast.operations.energy import Meter
     from holdfast.operations.lineage_terms import Lineage
@@ -183,16 +183,22 @@ class Client:
         )  # fmt: skip
         return Lease(self._engine, terms, timeout)
 
-    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost[LockGrant] = "flag") -> Lock:
+    def lock(
+        self,
+        name: Name,
+        *,
+        timeout: float | None = 15.0,
+        shared: bool = False,
+        on_lost: OnLost[LockGrant] = "flag",
+    ) -> Lock:
         """A handle of a lock, which lives with a session of holdfast's own, independent of the application's commits.
 
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
-        ever); it waits by default, because a lock is held for a moment. ``on_lost``: "flag", "cancel" (asyncio), "exit"
-        or a callable.
+        ever); it waits by default, because a lock is held for a moment. ``shared``: beside other shared holders, and
+        never beside an exclusive one. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         space = self._locks or self._open_locks()
-        make = space.lock
-        return make(space, name, timeout, on_lost)
+        return space.lock(space, name, timeout, shared, on_lost)
 
     def operation(
         self,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.lock.grant_async import AsyncLockGrant
     from holdfast.lock.handle_async import AsyncLock, AsyncLockSpace
     from holdfast.lock.monitor_async import AsyncLockMonitor
-    from holdfast.lock.tickets import Name
+    from holdfast.lock.terms import Name
     from holdfast.objects.objects_async import AsyncObjects
     from holdfast.operations.energy import Meter
     from holdfast.operations.lineage_terms import Lineage
@@ -182,16 +182,22 @@ class AsyncClient:
         )  # fmt: skip
         return AsyncLease(self._engine, terms, timeout)
 
-    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost[AsyncLockGrant] = "flag") -> AsyncLock:
+    def lock(
+        self,
+        name: Name,
+        *,
+        timeout: float | None = 15.0,
+        shared: bool = False,
+        on_lost: OnLost[AsyncLockGrant] = "flag",
+    ) -> AsyncLock:
         """A handle of a lock, which lives with a session of holdfast's own, independent of the application's commits.
 
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
-        ever); it waits by default, because a lock is held for a moment. ``on_lost``: "flag", "cancel" (asyncio), "exit"
-        or a callable.
+        ever); it waits by default, because a lock is held for a moment. ``shared``: beside other shared holders, and
+        never beside an exclusive one. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         space = self._locks or self._open_locks()
-        make = space.lock
-        return make(space, name, timeout, on_lost)
+        return space.lock(space, name, timeout, shared, on_lost)
 
     def operation(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.lock.executor_async import LoopExecutor
+from holdfast.testing.sync_facade import SyncFacade
 from tests.children import query
 
 _ADVISORY = """
@@ -20,3 +22,20 @@ def advisory(url: str) -> list[tuple[Any, ...]]:
 def waiters(url: str) -> list[int]:
     """The sessions that stand in line."""
     return [pid for *_, granted, pid in advisory(url) if not granted]
+
+
+def core(client: Any) -> LoopExecutor:
+    """What carries out the locks of a client that has locked something."""
+    inner = client._inner if isinstance(client, SyncFacade) else client
+    found: LoopExecutor = inner._locks.executor._core
+    return found
+
+
+def queued(client: Any) -> int:
+    """How many requests wait in the queues of a client, for any key."""
+    return sum(len(entry.queue) for entry in list(core(client).pool.entries.values()))
+
+
+def is_idle(client: Any) -> bool:
+    """Whether there is a session that the next caller can use itself."""
+    return any(each.opened and not each.flight and not each.pending for each in core(client).pool.holds)

@@ -39,7 +39,7 @@ for _ in range(processes):
         os.read(start, 1)
         for user in users: user.start()
         for user in users: user.join()
-        tell(json.dumps({name: int(number) for name, number in client._locks.sessions.namespaces.items()}))
+        tell(json.dumps({name: int(number) for name, number in client._locks._namespaces.items()}))
         client.close()
         os._exit(0)
 sys.stdin.readline()

@@ -1,18 +1,18 @@
-"""Who asks for what it has already: judged by the client and the thread or task, and by who awaits whom."""
+"""Re-entry: the same thread or task asks the same client again for what it holds."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anyio
 import pytest
 
 import holdfast
-from tests.children import PATIENCE, eventually, until
+from tests.children import PATIENCE, eventually
+from tests.lock.looks import queued
 
 AGENT = ("agent", 7)
 LONG = PATIENCE
@@ -33,6 +33,19 @@ def test_reentry_raises_at_once_and_the_outer_lock_stays_held(either: str) -> No
         assert other.lock(AGENT).try_acquire() is not None
 
 
+@pytest.mark.parametrize(("held", "wanted"), [(True, True), (True, False), (False, True)])
+def test_a_shared_holder_cannot_take_it_twice_either(either: str, held: bool, wanted: bool) -> None:
+    """As a writer it would wait for itself; as a reader it would wait behind a writer that waits for it."""
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        with client.lock(AGENT, shared=held) as outer:
+            with pytest.raises(holdfast.LockReentered, match="still held"):
+                client.lock(AGENT, shared=wanted, timeout=LONG).acquire()
+            assert client.lock(AGENT, shared=wanted).try_acquire() is None
+            outer.check()
+            assert other.lock(AGENT).try_acquire() is None
+        assert other.lock(AGENT).try_acquire() is not None
+
+
 async def test_reentry_in_a_task_raises_at_once_and_the_outer_lock_stays_held(either: str) -> None:
     async with holdfast.AsyncClient(either) as client:
         async with client.lock(AGENT) as outer:
@@ -45,70 +58,28 @@ async def test_reentry_in_a_task_raises_at_once_and_the_outer_lock_stays_held(ei
             assert grant is not None
 
 
-async def in_a_group(asking: Coroutine[Any, Any, object]) -> None:
-    with pytest.raises(ExceptionGroup) as raised:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(asking)
-    raise raised.value.exceptions[0]
-
-
-async def in_a_group_of_anyio(asking: Coroutine[Any, Any, object]) -> None:
-    async def ask() -> None:
-        await asking
-
-    with pytest.raises(ExceptionGroup) as raised:
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask)
-    raise raised.value.exceptions[0]
-
-
 @pytest.mark.parametrize(
     "wrapped",
     [
-        pytest.param(lambda asking: asyncio.wait_for(asking, LONG), id="wait_for"),
-        pytest.param(lambda asking: asyncio.gather(asyncio.sleep(LONG), asking), id="gather"),
         pytest.param(asyncio.create_task, id="task"),
-        pytest.param(in_a_group, id="group"),
-        pytest.param(in_a_group_of_anyio, id="group of anyio"),
-        pytest.param(lambda asking: asyncio.gather(asyncio.wait_for(in_a_group(asking), LONG)), id="all of them"),
+        pytest.param(asyncio.gather, id="gather"),
+        pytest.param(lambda asking: asyncio.wait_for(asking, LONG), id="wait_for"),
     ],
 )
-async def test_a_task_that_the_holder_awaits_is_the_holder(either: str, wrapped: Callable[..., Any]) -> None:
-    """It would wait for ever: the block ends when it does, whichever kind of block it is."""
-    async with holdfast.AsyncClient(either) as client:
-        for block in (client.lock("a"), client.lock("a").or_skip(), client.lock("a", on_lost=print)):
-            async with block as outer:
-                with pytest.raises(holdfast.LockReentered):
-                    await wrapped(client.lock("a", timeout=LONG).acquire())
-                assert outer is not None
-                outer.check()
-        async with await client.lock("a").acquire():
-            with pytest.raises(holdfast.LockReentered):
-                await wrapped(client.lock("a", timeout=LONG).acquire())
-        assert await client.lock("a").try_acquire() is not None
-
-
-@pytest.mark.parametrize("way", ["task", "group", "eager"])
-async def test_a_task_that_the_holder_awaits_later_is_the_holder_from_then_on(either: str, way: str) -> None:
-    """It was somebody else when it asked: the block went on, and might have ended."""
-    if way == "eager":
-        if not hasattr(asyncio, "eager_task_factory"):
-            pytest.skip("from Python 3.12 on")
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+async def test_a_task_that_the_holder_awaits_is_another_one_and_its_timeout_ends_it(
+    either: str, wrapped: Callable[..., Any]
+) -> None:
+    """The block cannot end before the task does. Only the timeout can end that, and the holder keeps the lock."""
     async with holdfast.AsyncClient(either) as client:
 
-        async def stand_in_line(asking: Coroutine[Any, Any, object]) -> object:
-            task = asyncio.create_task(asking)
-            await until(lambda: client._locks._gauges()[1][1], "it stands in line")  # type: ignore[union-attr, index]
-            return await task
+        async def ask() -> None:  # wait_for has no task of its own from Python 3.12 on
+            await asyncio.create_task(client.lock("a", timeout=0.05).acquire())
 
-        wrapped: Any = {"task": stand_in_line, "group": lambda asking: in_a_group(stand_in_line(asking))}
         async with client.lock("a") as outer:
-            with pytest.raises(holdfast.LockReentered):
-                await wrapped.get(way, in_a_group)(client.lock("a", timeout=LONG).acquire())
+            with pytest.raises(holdfast.AcquireTimeout, match="is held"):
+                await wrapped(ask())
             outer.check()
-        async with client.lock("a", timeout=0):
-            pass
+        assert await client.lock("a").try_acquire() is not None
 
 
 async def test_a_task_that_is_awaited_by_whoever_has_passed_on_the_grant_is_somebody_else(either: str) -> None:
@@ -117,7 +88,7 @@ async def test_a_task_that_is_awaited_by_whoever_has_passed_on_the_grant_is_some
         grant = await client.lock("a").acquire()
 
         async def give_back() -> bool:
-            while not client._locks._gauges()[1][1]:  # type: ignore[union-attr, index] # noqa: ASYNC110
+            while not queued(client):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             return await grant.release()
 
@@ -147,7 +118,7 @@ def test_a_thread_started_inside_the_block_is_somebody_else(either: str) -> None
             with pytest.raises(holdfast.LockReentered):
                 context.run(client.lock("a", timeout=LONG).acquire)
             heir = pool.submit(context.run, client.lock("a", timeout=LONG).acquire)
-            eventually(lambda: client._locks._gauges()[1][1], "it waits")  # type: ignore[union-attr, index]
+            eventually(lambda: queued(client), "it waits")
         assert heir.result(LONG).release() is True
 
 

@@ -30,8 +30,6 @@ PUBLIC = {
     "lock.handle Lock": HANDLE,
     "lock.handle Skip": "",
     "lock.grant LockGrant": "name lost check release",
-    "lock.measured MeasuredLock": HANDLE,
-    "lock.measured MeasuredGrant": "name lost check release",
     "lock.monitor LockMonitor": "list end_session",
     "lock.file_lock FileLock": "path acquire try_acquire or_skip",
     "lock.file_lock FileGrant": "path read_text read_bytes write_text write_bytes check release",

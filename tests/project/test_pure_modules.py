@@ -16,7 +16,7 @@ PURE = """
     governance/audit_record governance/dataset governance/policy
     lease/probe lease/records lease/terms lease/trust
     lineage/records lineage/relay_terms lineage/verification
-    lock/claims lock/mend lock/mux lock/records lock/row_key lock/sessions lock/standing lock/terms lock/tickets
+    lock/pool lock/records lock/row_key lock/terms
     objects/changes objects/model
     operations/archive operations/batch_terms operations/decide operations/energy operations/events
     operations/lineage_terms operations/log operations/outcome operations/result_codec operations/review_record

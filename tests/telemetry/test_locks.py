@@ -92,17 +92,18 @@ def test_a_grant_that_is_dropped_is_warned_of_all_the_same(sqlite_url: str, told
     client.close()
 
 
-def test_who_is_not_listened_to_has_the_plain_lock(sqlite_url: str) -> None:
+def test_a_lock_that_was_acquired_without_a_listener_is_not_measured(sqlite_url: str) -> None:
+    events: list[str] = []
     with holdfast.Client(sqlite_url) as client:
-        plain = type(client.lock("a"))
-        stop = telemetry.listen(lambda event, fields: None)
-        measured = type(client.lock("a"))
-        assert issubclass(measured, plain)
-        assert measured is not plain
-        with holdfast.Client(sqlite_url) as later:
-            assert type(later.lock("a")) is measured
+        grant = client.lock("a").acquire()
+        stop = telemetry.listen(lambda event, fields: events.append(event))
+        assert grant.release() is True
+        assert events == [], "nobody knows since when it was held"
+        client.lock("a").acquire().release()
+        assert events == ["lock.acquired", "lock.ended"]
         stop()
-        assert type(client.lock("a")) is plain
+        client.lock("a").acquire().release()
+        assert len(events) == 2
 
 
 def test_a_fork_counts_its_own_locks_alone(sqlite_url: str) -> None:

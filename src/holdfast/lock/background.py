@@ -8,23 +8,23 @@ import threading
 
 from holdfast.runtime import forks
 
-_registry = threading.RLock()
-"""A signal's handler may come in between, in the same thread."""
+THREAD = "holdfast-locks"
+_registry = threading.RLock()  # a signal handler may need it in the thread that has it
 patience: float | None = None
-"""Milliseconds that a thread may wait for an answer: for as long as it takes, as long as there is a loop that looks."""
+"""Milliseconds that a thread waits for an answer. None: for ever, because the loop ends sessions that do not answer."""
 _running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 _abandoned: list[object] = []
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """It runs, or will in a moment: nothing is ever awaited in it that waits for a caller."""
+    """Starts it at first use. Nothing in it waits for a caller."""
     global _running
     with _registry:
         if _running is None or not _running[1].is_alive():
-            made = asyncio.SelectorEventLoop()  # not the application's kind, see ``database.socket_ready``
-            thread = threading.Thread(target=made.run_forever, name="holdfast-locks", daemon=True)
+            loop = asyncio.SelectorEventLoop()  # not the application's kind, see ``database.socket_ready``
+            thread = threading.Thread(target=loop.run_forever, name=THREAD, daemon=True)
             thread.start()
-            _running = made, thread
+            _running = loop, thread
         return _running[0]
 
 
@@ -41,8 +41,8 @@ def _stop() -> None:
     global _running, patience
     running, _running, patience = _running, None, 10_000.0
     if running is not None:
-        made, thread = running
-        made.call_soon_threadsafe(made.stop)
+        loop, thread = running
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(1.0)
         if not thread.is_alive():
-            made.close()
+            loop.close()

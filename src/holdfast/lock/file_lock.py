@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary, ref
 
 from holdfast.database.file_turns import open_side_file
 from holdfast.errors import AcquireTimeout, LockLost, LockReentered, NotAcquired
-from holdfast.lock.awaiting import awaits
 from holdfast.names import Unset, check_timeout
 from holdfast.runtime.atomic_write import replace
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _POLL = 0.01
 _grants: WeakValueDictionary[str, FileGrant] = WeakValueDictionary()
-"""What this process has, by lock file: whoever asks a second time would wait for itself."""
+"""The grants of this process, by lock file: a thread or task that asks twice would wait for itself."""
 
 
 def file_lock(path: str | os.PathLike[str], *, timeout: float | None = 15.0) -> FileLock:
@@ -64,7 +63,7 @@ class FileLock:
 
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> FileGrant:
         """The grant; AcquireTimeout after ``timeout`` seconds, NotAcquired at once if that is 0, LockReentered at once
-        if this very thread or task has it already, or the block of a task that awaits it."""
+        if this thread or task holds it already."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
         until = time.monotonic() + limit
         while (grant := self._try()) is None:
@@ -72,12 +71,12 @@ class FileLock:
         return grant
 
     def try_acquire(self) -> FileGrant | None:
-        """The grant, or None when somebody has it, be it this very thread or task."""
+        """The grant, or None when it is held, also by this thread or task."""
         return None if self._is_mine() else self._try()
 
     @contextmanager
     def or_skip(self) -> Iterator[FileGrant | None]:
-        """A block that runs with the grant, or with None when somebody has it."""
+        """A block that runs with the grant, or with None when the file is locked."""
         grant = self.try_acquire()
         try:
             yield grant
@@ -111,7 +110,7 @@ class FileLock:
         self.__exit__(kind, error, trace)
 
     def _begin(self, grant: FileGrant) -> FileGrant:
-        """A block. Interrupted here, nobody would ever leave it."""
+        """A block begins. If this is interrupted, its ``__exit__`` is never called."""
         try:
             grant._block = True
             self._entered.append(grant)
@@ -121,8 +120,7 @@ class FileLock:
             raise
 
     def _innermost(self) -> FileGrant:
-        """Of the block that ends. Whoever leaves may have released its own before, and somebody else be inside by
-        now."""
+        """The grant of the block that ends: of several threads or tasks in blocks of one handle, that of the caller."""
         me = _me()
         return next((each for each in reversed(self._entered) if each._owner == me), self._entered[-1])
 
@@ -136,8 +134,7 @@ class FileLock:
 
         if self._is_mine():
             raise LockReentered(
-                f"{self.path} is already locked by this very thread or task, or by the block of one that awaits it: "
-                "it cannot be locked twice",
+                f"{self.path} is already locked by this thread or task: it cannot be locked twice",
                 name=str(self.path),
             )
         if not self.path.parent.is_dir():  # filelock would make it, for a slip in the path, too
@@ -162,13 +159,13 @@ class FileLock:
         grant, me = _grants.get(self._lock_path), _me()
         if grant is None or not grant._held or grant._pid != os.getpid():
             return False
-        return grant._owner == me or (grant._block and awaits(grant._owner, me))
+        return grant._owner == me
 
     def _pause(self, limit: float, until: float) -> float:
         left = until - time.monotonic()
         if left > 0:
             return min(_POLL, left)
-        message = f"{self.path} is locked by somebody else"
+        message = f"{self.path} is locked by another holder"
         if limit == 0:
             raise NotAcquired(message, name=str(self.path))
         raise AcquireTimeout(f"{message}; waited {limit:.1f} s", name=str(self.path))

@@ -1,5 +1,5 @@
 # Generated from grant_async.py by scripts/unasync.py. Do not edit.
-"""The grant of a lock: proof of holding it, for as long as its session lives, and what happens when that is lost."""
+"""The grant of a lock: proof of holding it, for as long as its session lives, and what happens when it is lost."""
 
 from __future__ import annotations
 
@@ -8,37 +8,47 @@ import warnings
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 from holdfast.errors import EngineError, HoldfastError, LockLost
-from holdfast.lock.tickets import Name, Ticket
+from holdfast.lock.pool import Request
+from holdfast.lock.terms import Name
 from holdfast.names import OnLost
 from holdfast.runtime import forks
+from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import CancelScope
 from holdfast.runtime.exit import LOST_STATUS
 from holdfast.runtime.log import logger
+from holdfast.runtime.telemetry import emit
 
 if TYPE_CHECKING:
     from holdfast.lock.handle import LockSpace
 
 log = logger("holdfast.lock")
 
-_NONE = Ticket((), "", None, waits=False)
-"""Of a grant that nobody has asked for yet."""
+NO_REQUEST = Request((), "", waits=False, shared=False)
+"""Of a grant for which the database was not asked yet."""
 
 
 class LockGrant:
     """A lock we hold. Any thread or task may release it."""
 
-    __slots__ = ("__weakref__", "_era", "_on_lost", "_ours", "_over", "_scope", "_space", "_ticket", "name")
+    __slots__ = (
+        "__weakref__", "_era", "_held_since", "_loss", "_on_lost", "_request", "_scope", "_space", "_stays_locked",
+        "_unreleased", "name",
+    )  # fmt: skip
 
     def __init__(self, space: LockSpace, name: Name, on_lost: OnLost[Any]) -> None:
         self.name = name
-        self._space, self._on_lost = space, on_lost
-        self._over: HoldfastError | None = None
-        self._ours = True  # deleted by whoever gives it back: that is one step, and of two threads one does it
+        self._space, self._on_lost, self._request = space, on_lost, NO_REQUEST
+        self._loss: HoldfastError | None = None
         self._scope = CancelScope() if on_lost == "cancel" else None
         self._era = forks.era
-        self._ticket = _NONE
+        self._stays_locked = False
+        """When it is dropped without release: after ``acquire`` has returned it, outside a block."""
+        self._held_since: float | None = None
+        """Set while telemetry has listeners."""
+        self._unreleased = True  # deleted by the caller that releases it: of two threads, only one can
 
     def __repr__(self) -> str:
         return f"<LockGrant {self.name!r} {'lost' if self.lost else 'held'}>"
@@ -56,74 +66,83 @@ class LockGrant:
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         try:
-            if not self._takes_back():
+            if not self._begin_release():
                 return False
-            self._space.sessions.release(self._ticket)
-            self._ticket.tell = None
-            return self._ticket.state == "released"
+            self._space.executor.release(self._request)
+            self._request.on_loss = None
+            return self._request.state == "released"
         except BaseException:
             self._abandon()
             raise
 
-    def _takes_back(self) -> bool:
-        """Is it to be unlocked? Of all who release it, in whatever threads, one is told so, and unlocks it, or says
-        ``_abandon`` when it is cut short: another may have it by the time the second one comes."""
-        if self._era != forks.era or self._ticket.state != "held":
+    def _begin_release(self) -> bool:
+        """Whether this call is the one that releases it. It calls ``_abandon`` if it is interrupted."""
+        if self._era != forks.era or self._request.state != "held":
             return False
         try:
-            del self._ours
+            del self._unreleased
         except AttributeError:
             return False
+        if self._held_since is not None:
+            emit("lock.ended", held=now() - self._held_since)
         return True
 
     def _abandon(self) -> None:
-        """Interrupted on the way to the caller: nobody would ever release it."""
+        """Its caller was interrupted, and will not release it: release it, without waiting for that."""
         with suppress(AttributeError):
-            del self._ours
+            del self._unreleased
         if self._era == forks.era:
-            self._space.sessions.abandon(self._ticket)
+            self._space.executor.abandon(self._request)
 
-    def _start_over(self) -> None:
-        """It was lost before anybody had it, or not granted: it is asked for again."""
-        self._ticket, self._over = _NONE, None
+    def _acquired(self, asked_at: float) -> None:
+        """Telemetry has listeners."""
+        self._held_since = since = now()
+        emit("lock.acquired", waited=since - asked_at)
+        if self._request.on_loss is None:
+            self._request.on_loss = weak_lose(self)
+        if self._request.state == "lost":  # before it could be reported
+            self._lose(self._request.error)
 
-    def _lose(self, error: Exception) -> None:
-        """Called by the pump: the session that held it is gone."""
-        if self._ticket.state != "lost" or self._over is not None:  # it has started over meanwhile, or knows
+    def _lose(self, error: Exception | None) -> None:
+        """Called by the executor: the session that held it is gone."""
+        if self._request.state != "lost" or self._loss is not None:
             return
-        self._over = problem = self._loss(error)
+        self._loss = loss = self._lost_with(error)
+        if self._held_since is not None:
+            emit("lock.lost")
+            emit("lock.ended", held=now() - self._held_since)
         if self._on_lost == "exit":
             log.critical(
                 "%s; on_lost='exit': this process ends now",
-                problem,
-                extra={"event": "lock.exits", "lock": self.name, "error": str(problem)},
+                loss,
+                extra={"event": "lock.exits", "lock": self.name, "error": str(loss)},
             )
             os._exit(LOST_STATUS)
         if self._scope is not None:
-            self._scope.cancel(problem)
+            self._scope.cancel(loss)
         elif callable(self._on_lost):
             self._space.engine.owner.notify(self._on_lost, self)
 
     def __del__(self) -> None:
-        """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and
-        when the garbage collector comes is no answer to who may go in."""
+        """Nothing can release it any more. If Ctrl-C came as ``__exit__`` was entered, or as an interrupted acquire was
+        to be abandoned, it is released here. A grant that ``acquire`` has returned stays locked, because the work that
+        it protects may still be running, and the garbage collector must not decide who is next."""
         try:
-            if self._ticket.state != "held" or not hasattr(self, "_ours"):
+            if self._request.state not in ("held", "queued"):
                 return
-        except AttributeError:  # interrupted when it was made
+        except AttributeError:  # interrupted in __init__
             return
-        if self._era == forks.era and not self._space.engine.closing:
-            warnings.warn(
-                f"the grant of lock {self.name!r} was dropped without release: it is locked until its client is closed",
-                ResourceWarning,
-                stacklevel=1,
-                source=self,
-            )
-
-    def _listen(self) -> None:
-        """Held now. Whoever only looks at ``lost`` sees it in the ticket; the others are told by the pump, which knows
-        the grant then, also when nobody else does."""
-        self._ticket.tell = self._lose
+        if self._era != forks.era or self._space.engine.closing:
+            return
+        if not (self._stays_locked and hasattr(self, "_unreleased")):
+            self._abandon()
+            return
+        warnings.warn(
+            f"the grant of lock {self.name!r} was dropped without release: it is locked until its client is closed",
+            ResourceWarning,
+            stacklevel=1,
+            source=self,
+        )
 
     def __enter__(self) -> Self:
         """LockLost when it is gone already: the block would run unlocked."""
@@ -134,18 +153,18 @@ class LockGrant:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(kind, error, trace)
+        self._exit(kind, error, trace)
 
     def _enter(self) -> None:
-        """A block begins."""
-        self._ticket.block = True
+        """A block begins. From now on the executor does not keep the grant alive."""
+        self._stays_locked = False
+        if self._request.on_loss is not None:
+            self._request.on_loss = weak_lose(self)
         if self._scope is not None:
             self._scope.enter()
 
-    def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """The block is over."""
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """The block ends."""
         try:
             if self._scope is not None:
                 self._scope.exit(kind, error, trace)
@@ -153,33 +172,44 @@ class LockGrant:
             try:
                 self.release()
             except EngineError as problem:
-                self._put_off(problem)
+                self._release_later(problem)
 
-    def _put_off(self, problem: EngineError) -> None:
-        """The pump goes on until it is free, or its session is gone."""
+    def _release_later(self, problem: EngineError) -> None:
+        """The executor goes on until it is unlocked, or its session is gone."""
         self._abandon()
         log.warning(
-            "lock %r is released later, the database did not take it now: %s",
+            "lock %r is released later, the database did not unlock it now: %s",
             self.name,
             problem,
             extra={"event": "lock.released_late", "lock": self.name, "error": str(problem)},
         )
 
-    def _loss(self, error: Exception | None) -> LockLost:
-        problem = LockLost(f"lock {self.name!r} is lost with the session that held it: {error}")
-        problem.__cause__ = error
-        return problem
+    def _lost_with(self, error: Exception | None) -> LockLost:
+        loss = LockLost(f"lock {self.name!r} is lost with the session that held it: {error}")
+        loss.__cause__ = error
+        return loss
 
     def _problem(self) -> HoldfastError | None:
-        if self._over is not None:
-            return self._over
+        if self._loss is not None:
+            return self._loss
         if self._era != forks.era:
             return LockLost(f"lock {self.name!r} belongs to the parent process, not to this fork of it")
         if self._space.engine.closing:
             return LockLost(f"lock {self.name!r} was released when its client was closed")
-        ours = hasattr(self, "_ours")
-        if self._ticket.state == "lost" and ours:  # and about to be told
-            return self._loss(self._ticket.problem)
-        if not ours or self._ticket.state != "held":
+        is_ours = hasattr(self, "_unreleased")
+        if self._request.state == "lost" and is_ours:
+            return self._lost_with(self._request.error)
+        if not is_ours or self._request.state != "held":
             return LockLost(f"lock {self.name!r} was released")
         return None
+
+
+def weak_lose(grant: LockGrant) -> Any:
+    """``grant._lose``, without keeping the grant alive."""
+    reference = ref(grant)
+
+    def lose(error: Exception | None) -> None:
+        if (target := reference()) is not None:
+            target._lose(error)
+
+    return lose

@@ -1,8 +1,8 @@
 # Generated from handle_async.py by scripts/unasync.py. Do not edit.
-"""The lock: mutual exclusion that lives with a session of our own, so the application may commit as it likes.
+"""The lock as callers use it. A handle describes the lock that is wanted, and a grant is the proof of holding it.
 
-The handle says what is wanted, the grant is the proof of having it. How locks share sessions, and who is next, is for
-``lock.mux`` to say; this module asks, and gives the answers their names.
+Locks live on sessions of holdfast, so the application may commit as it likes. Which session, and who is next, is
+decided in ``lock.pool``; this module asks its executor, and turns the answers into grants and errors.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from typing import Any
 from holdfast.database.engine import Engine
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
-from holdfast.lock.grant import LockGrant
-from holdfast.lock.locks import CALL_TIMEOUT, Locks, owner
-from holdfast.lock.standing import standing
-from holdfast.lock.terms import Target, check_on_lost, refusal, target, texts
-from holdfast.lock.tickets import Key, Name, State, Ticket
+from holdfast.lock.executor import CALL_TIMEOUT, Executor, owner
+from holdfast.lock.grant import NO_REQUEST, LockGrant
+from holdfast.lock.pool import Request
+from holdfast.lock.terms import Key, Name, State, Target, check_on_lost, refusal, target, texts
 from holdfast.names import OnLost, Unset, check_timeout
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import CancelScope, sleep
 
+_REASONS = {"gone": "timeout"}
+"""What telemetry calls a refusal, if not by the state of its request."""
+
 
 class Lock:
-    """A lock to be had: ``with lock as grant``, ``acquire``, ``try_acquire`` or ``or_skip``."""
+    """Describes a lock; nothing is asked of the database until it is acquired: ``with lock as grant``,
+    ``acquire``, ``try_acquire`` or ``or_skip``."""
 
-    __slots__ = ("_entered", "_on_lost", "_space", "_target", "_timeout")
+    __slots__ = ("_entered", "_on_lost", "_shared", "_space", "_target", "_timeout")
 
-    def __init__(self, space: LockSpace, name: Name, timeout: float | None, on_lost: OnLost[Any]) -> None:
+    def __init__(self, space: LockSpace, name: Name, timeout: float | None, shared: bool, on_lost: OnLost[Any]) -> None:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=CancelScope.cancels)
         self._target = space.texts[name] if type(name) is str else target(name, space.texts)
-        self._space, self._timeout, self._on_lost = space, timeout, on_lost
+        self._space, self._timeout, self._shared, self._on_lost = space, timeout, shared, on_lost
         self._entered: list[LockGrant] = []
 
     @property
@@ -45,236 +48,223 @@ class Lock:
         return self._target.name
 
     def __repr__(self) -> str:
-        return f"<Lock {self.name!r}>"
+        return f"<Lock {self.name!r}{' shared' if self._shared else ''}>"
 
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> LockGrant:
-        """The grant; AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if that is 0,
-        LockReentered at once if this very thread or task has it already, or the block of a task that awaits it."""
+        """The grant. AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if it is 0,
+        LockReentered at once if this thread or task holds it already."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
-        grant = self._make()
+        grant = LockGrant(self._space, self._target.name, self._on_lost)
         try:
-            state = self._take(grant, limit)
+            state = self._ask(grant, limit)
             if state == "held":
+                grant._stays_locked = True
                 return grant
         except BaseException:
             grant._abandon()
             raise
-        raise self._refused(state, limit, grant)
+        raise self._refusal(state, limit, grant)
 
     def try_acquire(self) -> LockGrant | None:
-        """The grant, or None when somebody has it, be it this very thread or task."""
-        grant = self._make()
+        """The grant, or None when it is held, also by this thread or task."""
+        grant = LockGrant(self._space, self._target.name, self._on_lost)
         try:
-            return grant if self._skips(grant) else None
+            grant._stays_locked = self._try(grant)
+            return grant if grant._stays_locked else None
         except BaseException:
             grant._abandon()
             raise
 
     def or_skip(self) -> Skip:
-        """A block that runs with the grant, or with None when somebody has it."""
+        """A block that runs with the grant, or with None when the lock is held."""
         return Skip(self)
 
     def __enter__(self) -> LockGrant:
-        """With all that ``_take`` does in here: this is the way that is to be fast."""
-        space, wanted, limit = self._space, self._target, self._timeout
-        grant = LockGrant(space, wanted.name, self._on_lost)
+        limit = self._timeout
+        grant = LockGrant(self._space, self._target.name, self._on_lost)
         try:
-            try:
-                if space.era != forks.era:
-                    space.check_usable()
-                if (key := wanted.key or space.key_of(wanted)) is None:
-                    state = self._ask_first(grant, limit) or grant._ticket.state
-                else:
-                    grant._ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
-                    state = space.sessions.acquire(ticket, limit or CALL_TIMEOUT) or ticket.state
-                if state == "held" and self._on_lost == "flag":
-                    grant._ticket.block = True
-                    self._entered.append(grant)
-                    return grant
-                state = self._go_on(grant, state, limit)
-            except BaseException:
-                grant._abandon()
-                raise
+            state = self._ask(grant, limit)
             if state == "held":
-                grant._enter()
+                if grant._request.on_loss is not None:
+                    grant._enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:
             grant._abandon()
             raise
-        raise self._refused(state, limit, grant)
+        raise self._refusal(state, limit, grant)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """hot: does what ``_exit`` does, without its calls, where there is nothing but to release."""
         try:
             entered = self._entered
-            grant = entered[0] if len(entered) == 1 else _innermost(entered)
-            if self._on_lost != "flag":
-                grant._leave(kind, error, trace)
-            elif grant._takes_back():
-                self._space.sessions.release(grant._ticket)
+            is_plain = self._on_lost == "flag" and len(entered) == 1
+            if is_plain:
+                grant = entered[0]
+                if grant._begin_release():
+                    self._space.executor.release(grant._request)
         except EngineError as problem:
-            grant._put_off(problem)
+            grant._release_later(problem)
         except BaseException:
-            _abandon_innermost(self._entered)
+            if len(self._entered) == 1:
+                self._entered[0]._abandon()
+                self._entered.clear()
             raise
-        entered.remove(grant)
+        if is_plain:
+            entered.clear()
+        else:
+            _exit(entered, kind, error, trace)
 
-    def _refused(self, state: State, limit: float, grant: LockGrant) -> Exception:
-        return refusal(self.name, state, waited=limit or None, contended=grant._ticket.contended)
-
-    def _make(self) -> LockGrant:
-        return LockGrant(self._space, self._target.name, self._on_lost)
-
-    def _skips(self, grant: LockGrant) -> bool:
-        state = self._take(grant, 0.0)
+    def _try(self, grant: LockGrant) -> bool:
+        state = self._ask(grant, 0.0)
         if state in ("held", "busy", "reentered"):
             return state == "held"
         raise refusal(self.name, state, waited=None, contended=False)
 
-    def _take(self, grant: LockGrant, limit: float) -> State:
-        """Abandoned when it is cut short, and again by whoever called: an interrupt may come in the midst of it."""
-        try:
-            state = self._ask(grant, limit) or grant._ticket.state
-            if state != "held" or self._on_lost != "flag":
-                state = self._go_on(grant, state, limit)
-        except BaseException:
-            grant._abandon()
-            raise
-        return state
-
-    def _ask(self, grant: LockGrant, limit: float) -> State | None:
-        """Once; what became of it is in the ticket, if it is not the answer."""
-        space, wanted = self._space, self._target
+    def _ask(self, grant: LockGrant, limit: float) -> State:
+        """The state of the request. If this is interrupted, the caller abandons the grant."""
+        space, wanted, timeout = self._space, self._target, limit or CALL_TIMEOUT
         if space.era != forks.era:
             space.check_usable()
+        if telemetry.listeners:
+            return self._ask_and_report(grant, limit)
         if (key := wanted.key or space.key_of(wanted)) is None:
-            return self._ask_first(grant, limit)
-        grant._ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
-        return space.sessions.acquire(ticket, limit or CALL_TIMEOUT)
+            return self._ask_slowly(grant, limit)
+        grant._request = request = Request(key, wanted.label, limit > 0, self._shared)
+        state = space.executor.acquire(request, timeout) or request.state
+        if state == "held" and self._on_lost == "flag":
+            return state
+        return self._settle(grant, state)
 
-    def _ask_first(self, grant: LockGrant, limit: float) -> State | None:
-        """The number of its namespace is asked for at first use, and that takes time, too: maybe too much."""
+    def _ask_slowly(self, grant: LockGrant, limit: float) -> State:
+        """The number of the namespace is asked for at first use."""
         space, wanted = self._space, self._target
         until = now() + (limit or CALL_TIMEOUT)
-        try:
-            number = space.number(wanted.namespace, until - now())
-        except (Unanswered, Unreachable):
-            if now() < until - 0.01:
-                raise
-            return "gone"
-        grant._ticket = ticket = Ticket((number, wanted.number), wanted.label, None, limit > 0)
-        return space.sessions.acquire(ticket, until - now())
+        if (key := wanted.key or space.key_of(wanted)) is None:
+            try:
+                key = space.find_key(wanted, until - now())
+            except (Unanswered, Unreachable):
+                if now() < until - 0.01:
+                    raise
+                return "gone"
+        grant._request = request = Request(key, wanted.label, limit > 0, self._shared)
+        return self._settle(grant, space.executor.acquire(request, until - now()) or request.state)
 
-    def _go_on(self, grant: LockGrant, state: State, limit: float) -> State:
-        """It outlives a restart of the database: whoever waits goes on asking until its time is up."""
-        until, pause, contended = now() + (limit or CALL_TIMEOUT), 0.1, False
+    def _ask_and_report(self, grant: LockGrant, limit: float) -> State:
+        asked_at = now()
+        try:
+            state = self._ask_slowly(grant, limit)
+        except Exception:
+            telemetry.emit("lock.refused", reason="error")
+            raise
+        if state == "held":
+            grant._acquired(asked_at)
+        else:
+            telemetry.emit("lock.refused", reason=_REASONS.get(state, state))
+        return state
+
+    def _settle(self, grant: LockGrant, state: State) -> State:
+        """A request that waits outlives a restart of the database: ask again until its time is up."""
+        pause, contended = 0.1, False
         while True:
-            ticket = grant._ticket
+            request = grant._request
             if state == "held":
                 if self._on_lost != "flag":
-                    grant._listen()
-                state = ticket.state
-            if state == "released":  # before we could look: its client is being closed
+                    request.on_loss = grant._lose
+                state = request.state  # if it is lost already, that was not reported
+            if state == "released":  # its client was closed meanwhile
                 self._space.engine.check_open()
             if state not in ("failed", "lost"):
                 return state
-            problem, deadline = ticket.problem, ticket.deadline or until
-            contended = contended or ticket.contended or state == "lost"
-            if not (contended and isinstance(problem, Unreachable | Unanswered) and now() + pause < deadline):
-                raise self._told(problem)
-            grant._start_over()
+            contended = contended or request.contended or state == "lost"
+            is_gone = isinstance(request.error, Unreachable | Unanswered)
+            if not (contended and is_gone and now() + pause < request.deadline):
+                raise self._failure(request.error)
+            grant._request, grant._loss = NO_REQUEST, None
             sleep(pause)
             self._space.check_usable()
             pause = min(pause * 2, 1.0)
-            grant._ticket = again = Ticket(ticket.key, ticket.name, None, ticket.waits)
-            state = self._space.sessions.acquire(again, deadline - now()) or again.state
+            grant._request = again = Request(request.key, request.label, request.waits, request.shared)
+            state = self._space.executor.acquire(again, request.deadline - now()) or again.state
 
-    def _told(self, problem: Exception | None) -> Exception:
-        """A fresh one: several may have failed together, and tracebacks grow."""
-        if isinstance(problem, Refused):
-            told: Exception = self._space.engine.translate(problem)
-        elif problem is None:
-            told = EngineError(f"lock {self.name!r} was not acquired")
+    def _refusal(self, state: State, limit: float, grant: LockGrant) -> Exception:
+        return refusal(self.name, state, waited=limit or None, contended=grant._request.contended)
+
+    def _failure(self, error: Exception | None) -> Exception:
+        """A new error: several requests may have failed with the same one, and its traceback would grow."""
+        if isinstance(error, Refused):
+            failure: Exception = self._space.engine.translate(error)
+        elif error is None:
+            failure = EngineError(f"lock {self.name!r} was not acquired")
         else:
-            told = type(problem)(*problem.args)
-        told.__cause__ = problem
-        return told
+            failure = type(error)(*error.args)
+        failure.__cause__ = error
+        return failure
 
 
 class LockSpace:
-    """All locks of one client: their sessions, and the numbers of their namespaces."""
+    """All locks of one client: their executor, and the numbers of their namespaces."""
 
-    lock: type[Lock] = Lock
-    """Made by whoever has the space, with one call less on the way."""
+    lock = Lock
+    """hot: to import it in ``client.lock`` takes 1 % of bench lock_pair."""
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
         self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
-        self.sessions = Locks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
+        self.executor = Executor(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
-        self._be_measured()
-
-    def _be_measured(self) -> None:
+        self._namespaces: dict[str, bytes] = {}
         telemetry.register(self)
-        telemetry.follow(self)
 
     def _gauges(self) -> Iterable[tuple[str, float]]:
-        """Asks nobody."""
-        pump = self.sessions._pump
-        found = standing([] if pump is None else list(pump.mux.claims.values()))
-        return [("locks_held", found.held), ("lock_waiters", found.waiting)]
-
-    def listened(self, heard: bool) -> None:
-        """Whoever is not listened to locks as fast as can be."""
-        if not heard:
-            self.lock = Lock
-            return
-        from holdfast.lock.measured import MeasuredLock
-
-        self.lock = MeasuredLock
+        pool = self.executor.pool
+        held, waiting = (0, 0) if pool is None else pool.counts()
+        return [("locks_held", held), ("lock_waiters", waiting)]
 
     def check_usable(self) -> None:
-        """Is the client closed, or a fork of itself? Whether it is on its own loop is for the sessions to say."""
+        """Raises if the client is closed. In a forked child it begins anew. The executor checks the event loop."""
         self.engine.check_usable()
-        self.sessions.notice_fork()
+        self.executor.notice_fork()
         if self.era != forks.era:
             self.era = forks.era
-            self._be_measured()
+            telemetry.register(self)
 
     def key_of(self, wanted: Target) -> Key | None:
-        """Of a number in a namespace; None when the namespace's own is not known yet."""
-        number = self.sessions.namespaces.get(wanted.namespace)
+        """The key of a number in a namespace; None when the number of the namespace is not known yet."""
+        number = self._namespaces.get(wanted.namespace)
         return None if number is None else (number, wanted.number)
 
-    def number(self, namespace: str, timeout: float) -> bytes:
-        """Of a namespace: stable from its first use on."""
-        [row] = self.engine.call("lock_namespace", {"name": namespace}, timeout=min(timeout, CALL_TIMEOUT))
-        self.sessions.namespaces[namespace] = number = b"%d" % row["id"]
-        return number
+    def find_key(self, wanted: Target, timeout: float) -> Key:
+        """Asks the database for the number of the namespace, which never changes."""
+        parameters = {"name": wanted.namespace}
+        [row] = self.engine.call("lock_namespace", parameters, timeout=min(timeout, CALL_TIMEOUT))
+        self._namespaces[wanted.namespace] = number = b"%d" % row["id"]
+        return number, wanted.number
 
     def close(self) -> None:
-        self.sessions.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))
+        self.executor.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))
 
 
 class Skip:
-    """What ``or_skip`` gives: the block runs in any case."""
+    """What ``or_skip`` returns: its block runs in any case."""
 
     __slots__ = ("_entered", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._entered: list[LockGrant] = []
-        """Also of those who were given None: their blocks end, too."""
+        """Also of blocks that were given None: they end, too."""
 
     def __enter__(self) -> LockGrant | None:
-        grant = self._lock._make()
+        lock = self._lock
+        grant = LockGrant(lock._space, lock._target.name, lock._on_lost)
         try:
-            held = self._lock._skips(grant)
-            if held:
+            is_held = lock._try(grant)
+            if is_held:
                 grant._enter()
             self._entered.append(grant)
-            return grant if held else None
+            return grant if is_held else None
         except BaseException:
             grant._abandon()
             raise
@@ -282,32 +272,37 @@ class Skip:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            grant = _innermost(self._entered)
-            grant._leave(kind, error, trace)
-        except BaseException:
-            _abandon_innermost(self._entered)
-            raise
-        self._entered.remove(grant)
+        _exit(self._entered, kind, error, trace)
+
+
+def _exit(
+    entered: list[LockGrant],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """A block of a handle ends."""
+    try:
+        grant = entered[0] if len(entered) == 1 else _innermost(entered)
+        grant._exit(kind, error, trace)
+    except BaseException:
+        with suppress(RuntimeError, ValueError):
+            grant = _innermost(entered)
+            grant._abandon()
+            entered.remove(grant)
+        raise
+    entered.remove(grant)
 
 
 def _innermost(entered: list[LockGrant]) -> LockGrant:
-    """Of the block that ends: the last one begun by whoever leaves, as one handle may be entered in many tasks at once.
-
-    Nobody knows which one it is when it was begun elsewhere. Then one that holds nothing: what is held is freed by the
-    last who leaves, never under somebody who still works.
+    """The grant of the block that ends: the last one that the caller entered, as several tasks may have entered one
+    handle. If the caller entered none, one that is lost: a lock is never released while another task is still in its
+    block.
     """
     me = owner()
     for grant in reversed(entered):
-        if grant._ticket.owner == me:
+        if grant._request.owner == me:
             return grant
     if not entered:
-        raise RuntimeError("a lock is left that was not entered")
+        raise RuntimeError("this lock was not entered, and cannot be exited")
     return next((grant for grant in entered if grant.lost), entered[-1])
-
-
-def _abandon_innermost(entered: list[LockGrant]) -> None:
-    with suppress(RuntimeError, ValueError):
-        grant = _innermost(entered)
-        grant._abandon()
-        entered.remove(grant)

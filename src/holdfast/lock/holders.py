@@ -32,17 +32,17 @@ def holders(database: Database) -> list[Holder]:
         with suppress(FileNotFoundError):
             about = os.stat(f"{database.target}.{database.schema}-{kind}")
             files[about.st_dev, about.st_ino] = bool(number)
-    found = {
+    visible = {
         Holder(pid, _program(pid), files[file], byte)
         for pid in _processes()
         for file, fdinfo in _open_files(pid)
         if file in files
         for byte in _locked(fdinfo)
     }
-    seen = {(each.pair, each.byte) for each in found}
+    seen = {(each.pair, each.byte) for each in visible}
     hidden = {Holder(None, None, files[file], byte) for file, byte in _everybodys() if file in files}
     return sorted(
-        found | {each for each in hidden if (each.pair, each.byte) not in seen},
+        visible | {each for each in hidden if (each.pair, each.byte) not in seen},
         key=lambda each: (each.pair, each.byte, each.pid or 0),
     )
 
@@ -60,7 +60,7 @@ def _program(pid: int) -> str | None:
 def _open_files(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
     try:
         names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # gone, or somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return
     for name in names:
         with suppress(OSError):
@@ -82,8 +82,8 @@ def _locked(fdinfo: str) -> Iterator[int]:
 
 def _everybodys() -> Iterator[tuple[tuple[int, int], int]]:
     try:
-        with open("/proc/locks") as told:
-            lines = told.readlines()
+        with open("/proc/locks") as table:
+            lines = table.readlines()
     except OSError:
         return
     for line in lines:

@@ -27,22 +27,22 @@ class LockMonitor:
         self._engine, self._space = engine, space
 
     def list(self) -> Records:
-        """Every advisory lock in the database that a session holds or waits for, whoever took it, by name; those who
-        wait come after those who hold. On SQLite, the locks of holdfast, and nobody who waits."""
+        """Every advisory lock in the database that a session holds or waits for, of holdfast or not, by name; waiters
+        come after holders. On SQLite, the locks of holdfast, without waiters."""
         rows = self._engine.call("lock_list", {})
-        ours = {} if self._space is None else self._space.sessions.names
+        ours = {} if self._space is None else self._space.executor.labels
         if self._engine.database.dialect == "postgres":
             for row in rows:
                 if row["namespace"] is None and row["name"] is None:
                     row["name"] = ours.get((b"%d" % row["entity_id"],))
-            found = [LockRecord._of(row) for row in rows]
+            records = [LockRecord._of(row) for row in rows]
         else:
             names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}
             names |= {offset(key): name for key, name in ours.items() if len(key) == 1}
             namespaces = {row["key"]: row["namespace"] for row in rows if row["namespace"] is not None}
-            found = [_record(each, names, namespaces) for each in holders(self._engine.database)]
+            records = [_record(each, names, namespaces) for each in holders(self._engine.database)]
         return sorted(
-            found, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
+            records, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
         )
 
     def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:

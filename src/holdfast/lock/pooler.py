@@ -62,7 +62,7 @@ def _check_same(session: PostgresSession, pooled: Database, deadline: float) -> 
     if free["done"]:
         raise SessionUnsafe(
             f"lock_url leads to {session.database}, which is another database than {pooled}: locks taken there exclude "
-            "nobody here. Give a direct URL of the same database"
+            "no client here. Give a direct URL of the same database"
         )
 
 

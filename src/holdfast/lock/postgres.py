@@ -1,7 +1,7 @@
-"""One PostgreSQL session for locks, with as little as possible between the caller and libpq.
+"""One PostgreSQL session for locks, with as little as possible between the caller and libpq. It decides nothing.
 
-``run`` is for a thread that has the session to itself and may wait for the answer, ``send`` and ``receive`` are for a
-pump. Neither decides anything: see ``lock.mux``.
+``run`` is for a thread that has the session to itself and may wait for the answer; ``send``, ``wait`` and ``receive``
+never wait, and are for an event loop.
 """
 
 from __future__ import annotations
@@ -12,29 +12,36 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from psycopg import OperationalError, pq
 
 from holdfast.database.postgres import PostgresConnection, PostgresSession
 from holdfast.database.url import Database
-from holdfast.errors import EngineError, Refused, Unanswered
+from holdfast.errors import EngineError, Unanswered
+from holdfast.lock.pool import Op
 from holdfast.lock.pooler import PROBE, check_that_it_stays
-from holdfast.lock.tickets import Key, Op, Unheard
+from holdfast.lock.terms import Key
+from holdfast.lock.wire import Answers
 from holdfast.runtime.clock import now
 
+_NAMES = {
+    verb: tuple(
+        (b"", b"lock_%b%b" % (verb.encode(), mode), b"lock_%b%b_pair" % (verb.encode(), mode))
+        for mode in (b"", b"_shared")
+    )
+    for verb in ("try", "unlock", "wait")
+}
+"""Statements by verb, then by mode, then by how many numbers a key has."""
+_TRY, _UNLOCK, _WAIT = _NAMES.values()
+_CODES = {"try": 0, "unlock": 4, "cancel": 8}
 _STATEMENTS = (
-    "lock_try", "lock_try_pair", "lock_unlock", "lock_unlock_pair", "lock_batch", "lock_wait", "lock_wait_pair",
-    "lock_room", "lock_remember",
+    *(name.decode() for modes in _NAMES.values() for names in modes for name in names if name),
+    "lock_batch", "lock_room", "lock_remember",
 )  # fmt: skip
-_TRY, _UNLOCK, _WAIT = ((b"", b"lock_%b" % each, b"lock_%b_pair" % each) for each in (b"try", b"unlock", b"wait"))
-"""By how many numbers a key has."""
-_CODES = {"try": 0, "unlock": 2, "cancel": 4}
-Answers = list[Any]
 
 
 class PostgresLockWire:
-    later = None
+    pause = 0.0
 
     def __init__(self, session: PostgresSession, pid: int) -> None:
         self.pid = pid
@@ -46,9 +53,14 @@ class PostgresLockWire:
         )
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
-        self._wait = poll.poll
+        self._poll = poll.poll
         self._result: pq.abc.PGresult | None = None
-        self._verb = ""
+        self._expected = ""
+        """What ``receive`` is to return: "answers", "nothing" after ``drain``, or "" when nothing was sent."""
+
+    @property
+    def is_expecting(self) -> bool:
+        return bool(self._expected)
 
     @classmethod
     def open(cls, database: Database, timeout: float) -> PostgresLockWire:
@@ -66,151 +78,101 @@ class PostgresLockWire:
             raise
         return cls(session, pid)
 
-    def run(self, verb: str, key: Key, patience: float | None) -> bool | None:
-        """One thing, now; None when there is no answer in so many milliseconds. Then, and when interrupted, ``drain``
-        comes next. To wait for as long as it takes costs less: the system keeps no time.
-
-        Nothing is flushed: all that was said before has been answered, so there is room for a few bytes; and if they
-        ever stayed behind, that would be no answer in time."""
-        pgconn, put, wait = self._pgconn, self._put, self._wait  # called as attributes they take longer
+    def run(self, op: Op, patience: float | None) -> bool | None:
+        """Nothing is flushed: all that was sent before is answered, so there is room for a few bytes; if they ever
+        stayed behind, there would be no answer in time. Polling without a timeout is cheaper: the kernel sets no
+        timer."""
+        pgconn, put, poll, entry = self._pgconn, self._put, self._poll, op.entry  # hot: 2 % of bench lock_pair
         result = None
         try:
-            put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
-            while wait(patience):
+            put((_TRY if op.verb == "try" else _UNLOCK)[entry.shared][len(entry.key)], entry.key)  # type: ignore[union-attr]
+            while poll(patience):
                 pgconn.consume_input()
-                if pgconn.is_busy():  # as in _is_whole
+                if pgconn.is_busy():
                     continue
                 if result is None:
                     result = pgconn.get_result()
                     if pgconn.is_busy():
                         continue
-                if result is not None and (done := result.get_value(0, 0)) is not None:
-                    return done == b"t"
-                return bool(self._answers(result))  # it raises
+                if result is not None and (value := result.get_value(0, 0)) is not None:
+                    return value == b"t"
+                return bool(self._values(result))  # it raises
         except OperationalError as error:
-            raise self._gone(error) from error
+            raise self._lost(error) from error
         return None
-
-    def begin(self, verb: str, key: Key) -> None:
-        """One thing, for ``answer`` to tell."""
-        put = self._put
-        try:
-            put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
-        except OperationalError as error:
-            raise self._gone(error) from error
 
     def send(self, ops: Sequence[Op]) -> None:
         op = ops[0]
-        self._verb = op.verb
-        try:
-            if op.verb == "room":
-                self._say(b"lock_room", ())
-            elif op.verb == "note":
-                self._say(b"lock_remember", (op.text.encode(),))
-            elif len(ops) == 1 and op.claim is not None:
-                self._say((_TRY if op.verb == "try" else _UNLOCK)[len(op.claim.key)], op.claim.key)
-            else:
-                self._say(b"lock_batch", _batch(ops))
-        except OperationalError as error:
-            raise self._gone(error) from error
+        entry = op.entry
+        if op.verb == "room":
+            self._send(b"lock_room", ())
+        elif op.verb == "note":
+            self._send(b"lock_remember", (op.text.encode(),))
+        elif entry is not None and len(ops) == 1:
+            self._send((_TRY if op.verb == "try" else _UNLOCK)[entry.shared][len(entry.key)], entry.key)
+        else:
+            self._send(b"lock_batch", _batch(ops))
+        self._expected = "answers"
 
-    def stand(self, key: Key) -> None:
-        """In the server's line; it may take for ever."""
-        self._verb = "wait"
-        try:
-            self._say(_WAIT[len(key)], key)
-        except OperationalError as error:
-            raise self._gone(error) from error
+    def wait(self, key: Key, shared: bool) -> None:
+        self._send(_WAIT[shared][len(key)], key)
+        self._expected = "answers"
 
-    def receive(self) -> Answers | EngineError | Unheard | None:
-        """What has been answered, or why not; None when there is more to come. Raises when the connection is gone."""
-        pgconn = self._pgconn
+    def cancel(self) -> None:
+        """Nothing to do: the server ends it."""
+
+    def receive(self) -> Answers | EngineError | None:
         try:
-            pgconn.consume_input()
-            if not self._is_whole():
+            self._pgconn.consume_input()
+            if not self._is_complete() or not self._expected:  # not expected: the server's message as it shuts down
                 return None
         except OperationalError as error:
-            raise self._gone(error) from error
-        if not self._verb:  # nothing was asked: a message from the server on its way down
-            return None
-        result, verb, self._result, self._verb = self._result, self._verb, None, ""
-        if verb == "drain":
+            raise self._lost(error) from error
+        result, expected, self._result, self._expected = self._result, self._expected, None, ""
+        if expected == "nothing":
             return []
-        if result is None and pgconn.status == pq.ConnStatus.OK:
-            return Unheard()
         try:
-            return self._answers(result)
+            return self._values(result)
         except Unanswered:
             raise
         except EngineError as error:
             return error
 
-    def answer(self) -> bool | Unheard | EngineError | None:
-        """The same for ``begin``."""
-        pgconn, result = self._pgconn, self._result
-        try:
-            pgconn.consume_input()
-            if pgconn.is_busy():  # as in _is_whole
-                return None
-            if result is None:
-                result = pgconn.get_result()
-                if pgconn.is_busy():
-                    self._result = result
-                    return None
-            if result is not None and (done := result.get_value(0, 0)) is not None:
-                self._result = None
-                return done == b"t"
-            return self._no_answer(result)
-        except OperationalError as error:
-            raise self._gone(error) from error
-
-    def _no_answer(self, result: pq.abc.PGresult | None) -> Unheard | EngineError:
-        self._result = None
-        if result is None and self._pgconn.status == pq.ConnStatus.OK:  # it was taken, or never asked for
-            return Unheard()
-        try:
-            self._answers(result)
-        except Refused as error:
-            return error
-        raise self._gone(None)
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is asked that was not answered, and no answer is left to be taken."""
-        return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
-
     def drain(self) -> bool:
-        """After an interruption: is there an answer still to come? It is nobody's."""
         self._result = None
         try:
             if self._pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                self._verb = "drain"
+                self._expected = "nothing"
                 return True
             while self._pgconn.get_result() is not None:
                 pass
+            self._expected = ""
         except OperationalError as error:
-            raise self._gone(error) from error
+            raise self._lost(error) from error
         return False
 
-    def look(self) -> None:
+    def problem(self) -> None:
         return None
 
     def hang_up(self) -> None:
-        """From any thread, whoever is in the middle of a call: it gets an error, and the server frees what is held."""
+        """The server notices, and frees what the session holds."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as ours:
             ours.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._session.close()
 
-    def _say(self, statement: bytes, parameters: Sequence[bytes]) -> None:
-        self._put(statement, parameters)
-        if self._pgconn.flush():
-            self._session._flush(now() + PROBE)
+    def _send(self, statement: bytes, parameters: Sequence[bytes]) -> None:
+        try:
+            self._put(statement, parameters)
+            if self._pgconn.flush():
+                self._session._flush(now() + PROBE)
+        except OperationalError as error:
+            raise self._lost(error) from error
 
-    def _is_whole(self) -> bool:
-        """Take what has come, up to the end of the answer. Whoever takes more waits for it, and all threads with him:
-        libpq's ``get_result`` keeps the interpreter to itself, and after a FATAL the end is the socket's."""
+    def _is_complete(self) -> bool:
+        """Take what has arrived, up to the end of the answer. Never more: libpq's ``get_result`` would block with the
+        interpreter's lock held, and after a FATAL message the answer ends with the connection."""
         pgconn = self._pgconn
         while not pgconn.is_busy():
             result = pgconn.get_result()
@@ -219,18 +181,18 @@ class PostgresLockWire:
             self._result = result
         return False
 
-    def _answers(self, result: pq.abc.PGresult | None) -> Answers:
+    def _values(self, result: pq.abc.PGresult | None) -> Answers:
         if result is None:
-            raise self._gone(None)
+            raise self._lost(None)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise self._session._as_error(result)
         if result.ftype(0) == 16:
             return [result.get_value(row, 0) == b"t" for row in range(result.ntuples)]
         return [int(result.get_value(row, 0) or 0) for row in range(result.ntuples)]
 
-    def _gone(self, error: Exception | None) -> Unanswered:
-        why = " ".join(str(error or "").split())  # libpq takes several lines for it
-        return Unanswered(f"the connection to {self._session.database} was lost{why and ': '}{why}")
+    def _lost(self, error: Exception | None) -> Unanswered:
+        reason = " ".join(str(error or "").split())  # libpq's message has several lines
+        return Unanswered(f"the connection to {self._session.database} was lost{reason and ': '}{reason}")
 
 
 def _put_in_full(session: PostgresSession, statement: bytes, parameters: Sequence[bytes]) -> None:
@@ -240,8 +202,10 @@ def _put_in_full(session: PostgresSession, statement: bytes, parameters: Sequenc
 def _batch(ops: Sequence[Op]) -> tuple[bytes, bytes, bytes]:
     codes, firsts, seconds = [], [], []
     for op in ops:
-        key: Key = (b"%d" % op.target.wire.pid,) if op.target is not None else op.claim.key  # type: ignore[union-attr]
-        codes.append(b"%d" % (_CODES[op.verb] + (len(key) - 1)))
+        code, key = _CODES[op.verb], (b"%d" % op.target.wire.pid,) if op.target is not None else op.entry.key  # type: ignore[union-attr]
+        if op.entry is not None:
+            code += 2 * op.entry.shared + (len(key) - 1)
+        codes.append(b"%d" % code)
         firsts.append(key[0])
         seconds.append(key[1] if len(key) > 1 else b"0")
     return tuple(b"{%b}" % b",".join(each) for each in (codes, firsts, seconds))  # type: ignore[return-value]

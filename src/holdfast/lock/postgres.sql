@@ -4,7 +4,7 @@
 select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false), set_config('client_min_messages', 'error', false)
 
 -- name: lock_room
--- How many locks more the server's table takes before it is half full: when it is full, nobody can even connect.
+-- How many locks more the server's table takes before it is half full: when it is full, no client can connect.
 select current_setting('max_locks_per_transaction')::bigint
        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 2
        - (select count(*) from pg_locks where not fastpath and mode <> 'SIReadLock') as room
@@ -15,18 +15,23 @@ select pg_try_advisory_lock(:first::bigint) as done
 -- name: lock_try_pair
 select pg_try_advisory_lock(:first::int, :second::int) as done
 
+-- name: lock_try_shared
+select pg_try_advisory_lock_shared(:first::bigint) as done
+
+-- name: lock_try_shared_pair
+select pg_try_advisory_lock_shared(:first::int, :second::int) as done
+
 -- name: lock_unlock
 select pg_advisory_unlock(:first::bigint) as done
 
 -- name: lock_unlock_pair
 select pg_advisory_unlock(:first::int, :second::int) as done
 
--- name: lock_batch
--- In this order, each on its own: an error undoes nothing of what came before it.
-select case verb when 0 then pg_try_advisory_lock(first) when 1 then pg_try_advisory_lock(first::int, second)
-                 when 2 then pg_advisory_unlock(first) when 3 then pg_advisory_unlock(first::int, second)
-                 else pg_cancel_backend(first::int) end as done
-  from unnest(:verbs::int[], :firsts::bigint[], :seconds::int[]) as op (verb, first, second)
+-- name: lock_unlock_shared
+select pg_advisory_unlock_shared(:first::bigint) as done
+
+-- name: lock_unlock_shared_pair
+select pg_advisory_unlock_shared(:first::int, :second::int) as done
 
 -- name: lock_wait
 select pg_advisory_lock(:first::bigint)
@@ -34,11 +39,28 @@ select pg_advisory_lock(:first::bigint)
 -- name: lock_wait_pair
 select pg_advisory_lock(:first::int, :second::int)
 
+-- name: lock_wait_shared
+select pg_advisory_lock_shared(:first::bigint)
+
+-- name: lock_wait_shared_pair
+select pg_advisory_lock_shared(:first::int, :second::int)
+
+-- name: lock_batch
+-- In this order, each by itself: an error undoes nothing of what came before it.
+select case op
+            when 0 then pg_try_advisory_lock(first) when 1 then pg_try_advisory_lock(first::int, second)
+            when 2 then pg_try_advisory_lock_shared(first) when 3 then pg_try_advisory_lock_shared(first::int, second)
+            when 4 then pg_advisory_unlock(first) when 5 then pg_advisory_unlock(first::int, second)
+            when 6 then pg_advisory_unlock_shared(first) when 7 then pg_advisory_unlock_shared(first::int, second)
+            else pg_cancel_backend(first::int)
+       end as done
+  from unnest(:ops::int[], :firsts::bigint[], :seconds::int[]) as batch (op, first, second)
+
 -- name: lock_namespace
 select holdfast.lock_namespace(:name) as id
 
 -- name: lock_remember
--- In a session that holds locks: it waits neither for whoever has locked the table, nor for the disk or a standby.
+-- In a session that holds locks: it waits neither for a lock on the table, nor for the disk or a standby.
 select holdfast.lock_remember(:names::jsonb) as written
   from (select set_config('lock_timeout', '100', true), set_config('synchronous_commit', 'off', true)) as hurried
 

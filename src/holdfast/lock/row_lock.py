@@ -3,7 +3,7 @@
 
 Runs on whatever connection it is given, never commits and never opens one. On PostgreSQL it is FOR UPDATE NOWAIT in a
 savepoint, because the refusal would otherwise take the user's transaction with it. SQLite has one writer a file: there
-the whole file is what somebody else has, from their first write to their commit.
+another writer has the whole file, from its first write to its commit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def row_lock(connection: Any, row: RowKey) -> Row | None:
             f"cannot lock a row with a {kind.__module__}.{kind.__qualname__}: give a connection of psycopg, a "
             "connection or session of SQLAlchemy, or a sqlite3.Connection"
         )
-    found: Row | None = lock(connection, row)
-    return found
+    locked: Row | None = lock(connection, row)
+    return locked
 
 
 def _psycopg(connection: Any, row: RowKey) -> Row | None:
@@ -52,7 +52,7 @@ def _psycopg(connection: Any, row: RowKey) -> Row | None:
         cursor.execute(f"savepoint {_SAVEPOINT}")
         try:
             cursor.execute(query, row.values, prepare=False)  # else it fails when the table gets another column
-            found = row.only(cursor.fetchall())
+            locked = row.only(cursor.fetchall())
         except Exception as error:
             if not connection.closed:
                 cursor.execute(f"rollback to savepoint {_SAVEPOINT}")
@@ -61,7 +61,7 @@ def _psycopg(connection: Any, row: RowKey) -> Row | None:
                 raise
             return None
         cursor.execute(f"release savepoint {_SAVEPOINT}")
-        return found
+        return locked
 
 
 def _sqlalchemy(connection: Any, row: RowKey) -> Row | None:
@@ -116,7 +116,7 @@ def _in_file(file: Any, row: RowKey) -> Row | None:
         columns, rows = file.ask(f"select * from {name} where {where} limit 2", row.values)
         return row.only([dict(zip(columns, each, strict=True)) for each in rows])
     except Exception:
-        if begins:  # nobody else would know that the file is to be given back
+        if begins:  # its caller does not know of the transaction
             file.ask("rollback")
         raise
 

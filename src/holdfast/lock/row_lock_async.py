@@ -2,7 +2,7 @@
 
 Runs on whatever connection it is given, never commits and never opens one. On PostgreSQL it is FOR UPDATE NOWAIT in a
 savepoint, because the refusal would otherwise take the user's transaction with it. SQLite has one writer a file: there
-the whole file is what somebody else has, from their first write to their commit.
+another writer has the whole file, from its first write to its commit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ async def row_lock(connection: Any, row: RowKey) -> Row | None:
             f"cannot lock a row with a {kind.__module__}.{kind.__qualname__}: give a connection of psycopg, a "
             "connection or session of SQLAlchemy, or a sqlite3.Connection"
         )
-    found: Row | None = await lock(connection, row)
-    return found
+    locked: Row | None = await lock(connection, row)
+    return locked
 
 
 async def _psycopg(connection: Any, row: RowKey) -> Row | None:
@@ -51,7 +51,7 @@ async def _psycopg(connection: Any, row: RowKey) -> Row | None:
         await cursor.execute(f"savepoint {_SAVEPOINT}")
         try:
             await cursor.execute(query, row.values, prepare=False)  # else it fails when the table gets another column
-            found = row.only(await cursor.fetchall())
+            locked = row.only(await cursor.fetchall())
         except Exception as error:
             if not connection.closed:
                 await cursor.execute(f"rollback to savepoint {_SAVEPOINT}")
@@ -60,7 +60,7 @@ async def _psycopg(connection: Any, row: RowKey) -> Row | None:
                 raise
             return None
         await cursor.execute(f"release savepoint {_SAVEPOINT}")
-        return found
+        return locked
 
 
 async def _sqlalchemy(connection: Any, row: RowKey) -> Row | None:
@@ -115,7 +115,7 @@ async def _in_file(file: Any, row: RowKey) -> Row | None:
         columns, rows = await file.ask(f"select * from {name} where {where} limit 2", row.values)
         return row.only([dict(zip(columns, each, strict=True)) for each in rows])
     except Exception:
-        if begins:  # nobody else would know that the file is to be given back
+        if begins:  # its caller does not know of the transaction
             await file.ask("rollback")
         raise
 

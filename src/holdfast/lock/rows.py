@@ -33,16 +33,16 @@ def row_lock(conn: Executing, table: Table, /, **key: Any) -> Row | None: ...
 @overload
 def row_lock(conn: Awaiting, table: Table, /, **key: Any) -> Awaitable[Row | None]: ...
 def row_lock(conn: object, table: Table, /, **key: Any) -> Any:
-    """Lock a row until the transaction on ``conn`` ends: the row as it is now, or None when somebody has it.
+    """Lock a row until the transaction on ``conn`` ends: the row as it is now, or None when another transaction has it.
 
-    It never waits for whoever has the row, which keeps expensive work from being done twice: who comes second returns
-    at once, and who comes later finds the value that is there by then. (A table that is just being altered, or locked
+    It never waits for another holder of the row, which keeps expensive work from being done twice: the second caller
+    returns at once, and a later one finds the value that is there by then. (A table that is being altered, or locked
     whole, holds it up like every statement; ``lock_timeout`` bounds that, and the answer is None as well)::
 
         with conn.transaction():
             row = holdfast.row_lock(conn, "summary", document_id=7)
             if row is None:
-                return "somebody is at it"
+                return "in progress"
             if row["text"] is None:
                 row["text"] = expensive(document)
                 conn.execute("update summary set text = %s where document_id = 7", [row["text"]])
@@ -54,7 +54,7 @@ def row_lock(conn: object, table: Table, /, **key: Any) -> Any:
     schema. LookupError when there is no such row: insert it and commit first. ValueError when the key fits several.
 
     ROLLBACK TO a savepoint that was set before gives the lock back. SQLite has no locks on rows: there it makes the
-    transaction the file's one writer, and None means that somebody else is just writing to the file.
+    transaction the file's one writer, and None means that another connection is writing to the file.
     """
     row = RowKey.check(table, key)
     if any(ancestor.__name__ in _AWAITED for ancestor in type(conn).__mro__):

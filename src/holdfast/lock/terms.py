@@ -1,18 +1,23 @@
-"""What a lock is, as values: checked names, their keys, and the refusal in words."""
+"""A lock as values: checked names, their keys, and the words of a refusal."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
-from holdfast.lock.tickets import Key, Name, State
 from holdfast.names import OnLost, check_name
+
+Name = str | tuple[str, int]
+Key = tuple[bytes, ...]
+"""One number (64 bits) or two (32 bits each), in decimal digits. These are separate key spaces."""
+State = Literal["new", "queued", "held", "released", "lost", "busy", "reentered", "full", "failed", "gone"]
+"""Of a request, see ``lock.pool``."""
 
 _INT4 = range(-(2**31), 2**31)
 _OFFSETS = 2**63 - 1
-"""Of bytes in a file: the kernel counts to the end of what is locked, so there is none at the last."""
+"""Offsets of bytes in a file that can be locked: the kernel counts to the end of what is locked, so the last cannot."""
 _REMEMBERED = 8192
 
 
@@ -26,7 +31,8 @@ class Target:
 
 
 def target(name: object, texts: _Texts) -> Target:
-    """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
+    """A str has a 64-bit key, ``(namespace, number)`` a key of two 32-bit numbers. Raises TypeError or ValueError if it
+    is not a valid name."""
     if isinstance(name, str):
         return texts[name]
     if not isinstance(name, tuple) or len(name) != 2:
@@ -40,11 +46,10 @@ def target(name: object, texts: _Texts) -> Target:
 
 
 class _Texts(dict[str, Target]):
-    """By their names: found more quickly than made. What is none raises, every time.
+    """Targets by name. hot: a lookup is quicker than a hash. An invalid name raises ValueError.
 
-    Advisory locks are the whole database's, so a schema is part of the key: each has locks of its own. Where a key is
-    an offset there are fewer. What is one there is one key here: two names for one byte wait for each other, instead of
-    unlocking it under each other."""
+    Advisory locks belong to the whole database, so the schema is part of the key. Where a key is an offset in a file
+    there are fewer of them: two names with the same offset have the same key, and wait for each other."""
 
     def __init__(self, schema: str, offsets: bool) -> None:
         self._schema, self._offsets = schema, offsets
@@ -55,12 +60,12 @@ class _Texts(dict[str, Target]):
             self.clear()
         key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
         key = key % _OFFSETS if self._offsets else key
-        self[name] = found = Target(name, name, (b"%d" % key,), "", b"")
-        return found
+        self[name] = target = Target(name, name, (b"%d" % key,), "", b"")
+        return target
 
 
 texts = lru_cache(_Texts)
-"""Of a schema, for keys that are offsets or not."""
+"""Called with a schema, and whether keys are offsets."""
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -81,25 +86,26 @@ def check_on_lost(on_lost: OnLost[Any], *, cancels: bool) -> OnLost[Any]:
     return on_lost
 
 
-def refusal(name: Name, state: State, *, waited: float | None, contended: bool) -> NotAcquired | EngineError:
-    """Why it was not acquired. ``waited``: for how long we were to wait; None when not at all."""
+def refusal(
+    name: Name, state: State, *, waited: float | None, contended: bool, holder: str | None = None
+) -> NotAcquired | EngineError:
+    """Why the lock was not acquired. ``waited``: the timeout; None if it was 0. ``holder``: who holds it, in words."""
     if state == "reentered":
         return LockReentered(
-            f"lock {name!r} is already held by this very thread or task, or by the block of one that awaits it: it "
-            "cannot be taken twice, and is still held",
+            f"lock {name!r} is already held by this thread or task: it cannot be taken twice, and is still held",
             name=str(name),
         )
     if state == "full":
         return Refused(
-            f"lock {name!r} refused: half of the server's lock table is in use, and if it fills up nobody can connect. "
-            "Hold fewer locks at once, or raise max_locks_per_transaction",
+            f"lock {name!r} refused: half of the server's lock table is in use, and when it is full no client can "
+            "connect. Hold fewer locks at once, or raise max_locks_per_transaction",
             "53200",
         )
     if state == "gone" and waited is None:
         return Unreachable(f"lock {name!r}: the database did not answer in time")
-    message = f"lock {name!r} is held by somebody else"
+    message = f"lock {name!r} is held by {holder or 'another holder'}"
     if waited is None:
-        return NotAcquired(message, name=str(name))
+        return NotAcquired(message, name=str(name), holder=holder)
     if not contended:
         message = f"lock {name!r}: the database has not answered"
-    return AcquireTimeout(f"{message}; waited {waited:.3g} s", name=str(name))
+    return AcquireTimeout(f"{message}; waited {waited:.3g} s", name=str(name), holder=holder)

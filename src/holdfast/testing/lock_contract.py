@@ -166,6 +166,78 @@ class LockContract:
                 future.result(LONG)
         assert (total, wrong) == ([60], [])
 
+    @pytest.mark.parametrize("name", NAMES, ids=str)
+    def test_readers_share_it_and_a_writer_is_alone(self, connect: Connect, url: str, name: Any) -> None:
+        client, other, writer = connect(url), connect(url), connect(url)
+
+        def read() -> Any:
+            return client.lock(name, shared=True).try_acquire()
+
+        readers = [client.lock(name, shared=True).acquire(), other.lock(name, shared=True).acquire(timeout=0)]
+        with ThreadPoolExecutor(1) as pool:
+            readers.append(pool.submit(read).result(LONG))  # of the same client, but another thread or task
+            while readers:
+                assert writer.lock(name).try_acquire() is None
+                with pytest.raises(holdfast.NotAcquired):
+                    writer.lock(name).acquire(timeout=0)
+                reader = readers.pop()
+                reader.check()
+                assert reader.release() is True
+            with writer.lock(name) as alone:
+                assert pool.submit(read).result(LONG) is None
+                assert other.lock(name, shared=True).try_acquire() is None
+                assert other.lock(name).try_acquire() is None
+                alone.check()
+            assert pool.submit(read).result(LONG).release() is True
+
+    @pytest.mark.parametrize("name", NAMES, ids=str)
+    def test_or_skip_skips_beside_a_reader_only_if_it_would_write(self, connect: Connect, url: str, name: Any) -> None:
+        client, other, writer = connect(url), connect(url), connect(url)
+        with client.lock(name, shared=True).or_skip() as first, other.lock(name, shared=True).or_skip() as second:
+            assert None not in (first, second)
+            with writer.lock(name).or_skip() as nothing:
+                assert nothing is None
+        with writer.lock(name).or_skip() as alone:
+            assert alone is not None
+            with other.lock(name, shared=True).or_skip() as nothing:
+                assert nothing is None
+
+    def test_a_writer_waits_for_all_readers_and_readers_for_the_writer(self, connect: Connect, url: str) -> None:
+        client, other, writer = connect(url), connect(url), connect(url)
+        readers = [each.lock("import", shared=True).acquire() for each in (client, other)]
+        with waiting(lambda: writer.lock("import").acquire(timeout=LONG)) as written:
+            assert [reader.release() for reader in readers] == [True, True]
+        written[0].check()
+
+        def read() -> Any:
+            return client.lock("import", shared=True).acquire(timeout=LONG)
+
+        with waiting(read) as first, waiting(read) as second:
+            assert written[0].release() is True
+        assert [grant.release() for grant in (first[0], second[0])] == [True, True]
+
+    def test_readers_of_other_clients_do_not_overtake_a_writer_for_ever(self, connect: Connect, url: str) -> None:
+        """There is always a reader that holds it: each begins before the one before it has ended."""
+        readers, writer, over = [connect(url), connect(url)], connect(url), threading.Event()
+        turns = [threading.Semaphore(1), threading.Semaphore(0)]
+
+        def read(number: int) -> None:
+            while turns[number].acquire(timeout=LONG) and not over.is_set():
+                with readers[number].lock("import", shared=True, timeout=LONG):
+                    turns[1 - number].release()
+                    threading.Event().wait(0.002)
+
+        with ThreadPoolExecutor(2) as pool:
+            reading = [pool.submit(read, number) for number in (0, 1)]
+            try:
+                assert writer.lock("import").acquire(timeout=LONG).release() is True
+            finally:
+                over.set()
+                for turn in turns:
+                    turn.release()
+            for each in reading:
+                each.result(2 * LONG)
+
     def test_closing_the_client_frees_its_locks(self, connect: Connect, url: str) -> None:
         client, other = connect(url), connect(url)
         grants = [client.lock(name).acquire() for name in ("import", ("agent", 7))]

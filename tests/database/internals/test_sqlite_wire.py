@@ -25,7 +25,8 @@ from holdfast.database.sqlite_async import AsyncSqliteSession
 from holdfast.database.statements import migrations
 from holdfast.database.url import parse
 from holdfast.errors import Refused, Unreachable
-from holdfast.lock.file_locks import KernelLockWire
+from holdfast.lock.file_locks import FileLockWire
+from holdfast.lock.pool import Entry, Op
 from holdfast.runtime import forks
 from holdfast.testing.server import until
 from tests.children import Child
@@ -292,9 +293,9 @@ def test_whoever_may_write_to_the_file_may_write_to_what_lies_beside_it(tmp_path
     before = os.umask(0o077)
     try:
         with closing(Raw(migrated(f"sqlite:///{path}"))) as raw:
-            locks = KernelLockWire(raw.database)
-            assert all(locks.run("try", key, None) for key in ((b"7",), (b"7", b"7")))
-            locks.stand((b"8",))
+            locks = FileLockWire(raw.database)
+            assert all(locks.run(Op("try", Entry(key)), None) for key in ((b"7",), (b"7", b"7")))
+            locks.wait((b"8",), shared=False)
             locks.receive()
             locks.close()
     finally:

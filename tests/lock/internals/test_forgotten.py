@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import Generator
 from contextlib import suppress
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.lock import background
 from tests.children import PATIENCE
+from tests.interrupts import Interrupt
 
 
 def test_a_grant_that_is_dropped_is_told_of_and_its_lock_stays(either: str) -> None:
@@ -80,6 +82,54 @@ def test_a_block_that_the_garbage_collector_ends_in_the_pumps_own_thread_holds_u
         next(forgotten)  # through the multiplexer, as all that come first
         background.loop().call_soon_threadsafe(forgotten.close)
         other.lock("a").acquire(timeout=PATIENCE).release()
+
+
+class AtExit(Interrupt):
+    """Before the first instruction of the end of a block."""
+
+    def __init__(self) -> None:
+        super().__init__(0, "/holdfast/lock/handle")
+
+    def spares(self, code: CodeType, place: int) -> bool:
+        return code.co_name not in ("__exit__", "__aexit__")
+
+
+def test_a_block_that_is_interrupted_as_its_end_begins_is_released_with_its_grant(either: str, recwarn: Any) -> None:
+    """As by Ctrl-C: nothing written in Python can catch it there."""
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+
+        def block(interrupt: Interrupt) -> None:
+            with client.lock("a"):
+                interrupt.__enter__()
+
+        interrupt = AtExit()
+        try:
+            block(interrupt)
+        except KeyboardInterrupt:
+            interrupt.__exit__()
+            assert other.lock("a").try_acquire() is None, "the traceback still has it"
+        assert interrupt.raised
+        other.lock("a").acquire(timeout=PATIENCE).release()
+        client.lock("a").acquire(timeout=PATIENCE).release()
+    assert [str(each.message) for each in recwarn if each.category is ResourceWarning] == []
+
+
+async def test_a_block_of_a_task_that_is_interrupted_as_its_end_begins_is_released_with_its_grant(either: str) -> None:
+    async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+
+        async def block(interrupt: Interrupt) -> None:
+            async with client.lock("a"):
+                interrupt.__enter__()
+
+        interrupt = AtExit()
+        try:
+            await block(interrupt)
+        except KeyboardInterrupt:
+            interrupt.__exit__()
+            assert await other.lock("a").try_acquire() is None, "the traceback still has it"
+        assert interrupt.raised
+        await (await other.lock("a").acquire(timeout=PATIENCE)).release()
+        await (await client.lock("a").acquire(timeout=PATIENCE)).release()
 
 
 def test_what_is_over_or_listened_to_is_dropped_without_a_word(either: str, recwarn: Any) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.lock.tickets import Ticket
+from holdfast.lock.pool import Request
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.sync_facade import EventLoopThread, SyncFacade
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
-from tests.lock.looks import advisory, waiters
+from tests.lock.looks import advisory, core, is_idle, queued, waiters
 
 
 def terminate(url: str) -> None:
@@ -132,8 +132,7 @@ def test_a_closed_client_acquires_nothing_more() -> None:
             waiting = pool.submit(lambda: client.lock("a").acquire(timeout=600))
             eventually(lambda: waiters(url), "it stands in line")
             server.stop("immediate")
-            pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-            eventually(lambda: not pump.mux.claims, "it has been told, and asks again later")
+            eventually(lambda: not core(client).pool.entries, "it has been told, and asks again later")
             client.close()
             server.start()
             with pytest.raises(holdfast.EngineError, match="closed"):
@@ -149,27 +148,27 @@ def test_an_acquire_that_is_overtaken_by_close_opens_nothing(either: str, flavou
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client:
             await (await client.lock("a").acquire()).release()
-            sessions: Any = client._locks.sessions  # type: ignore[union-attr]
-            pump = sessions._pump
+            executor: Any = client._locks.executor  # type: ignore[union-attr]
+            pool = executor.pool
         with pytest.raises(holdfast.EngineError, match="closed"):
-            sessions._start()
-        refused(pump.mux)
+            executor._start(asyncio.get_running_loop())
+        refused(pool)
 
-    def refused(mux: Any) -> None:
-        ticket = Ticket((b"1",), "a", object(), waits=True)
-        mux.ask(ticket)
-        assert (ticket.state, mux.holds) == ("failed", [])
+    def refused(pool: Any) -> None:
+        request = Request((b"1",), "a", waits=True, shared=False)
+        assert pool.acquire(request) is None
+        assert (request.state, pool.holds) == ("failed", [])
 
     if flavour == "asyncio":
         asyncio.run(main())
         return
     with holdfast.Client(either) as client:
         client.lock("a").acquire().release()
-        sessions: Any = client._locks.sessions  # type: ignore[union-attr]
-        pump = sessions._pump
+        executor: Any = client._locks.executor  # type: ignore[union-attr]
+        pool = executor.pool
     with pytest.raises(holdfast.EngineError, match="closed"):
-        sessions._start()
-    refused(pump.mux)
+        executor._start()
+    refused(pool)
 
 
 async def test_whoever_is_let_in_while_the_client_is_closed_is_told_of_the_close(either: str) -> None:
@@ -178,7 +177,7 @@ async def test_whoever_is_let_in_while_the_client_is_closed_is_told_of_the_close
     held = await client.lock("a").acquire()
     heir = asyncio.create_task(client.lock("a").acquire())
     await asyncio.sleep(0)
-    assert client._locks.sessions._pump.waiting, "it stands in line"  # type: ignore[union-attr]
+    assert queued(client) == 1, "it stands in line"
     await held.release()
     await client.close()
     with pytest.raises(holdfast.EngineError, match="closed"):
@@ -187,32 +186,29 @@ async def test_whoever_is_let_in_while_the_client_is_closed_is_told_of_the_close
 
 @pytest.mark.parametrize("how", ["failed", "timed out"])
 def test_a_call_that_is_over_is_no_call_that_a_signal_interrupted(postgres_url: str, how: str) -> None:
-    """Whoever comes next in the same thread, before the pump has mended it, is let through."""
+    """Whoever comes next in the same thread, before the background thread has cleared it away, is let through."""
     with Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
         client.lock("warm").acquire().release()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        eventually(lambda: pump.fast, "there is a session to go to straight")
         grant = client.lock("a").acquire()
-        while pump.mux.claims.get(grant._ticket.key) is not grant._ticket:  # else the pump has to release it
-            grant.release()
-            grant = client.lock("a").acquire()
+        eventually(lambda: is_idle(client), "there is a session to use")
         begun, slow = threading.Event(), threading.Event()
 
         def stand_still() -> None:
             begun.set()
             slow.wait(PATIENCE)
 
-        pump.post(stand_still)
+        core(client).post(stand_still)
         assert begun.wait(PATIENCE)
         if how == "failed":
             terminate(postgres_url)
+            threading.Timer(0.05, slow.set).start()
             assert grant.release() is False
         else:
             link.stall("to_client")
             with pytest.raises(holdfast.AcquireTimeout):
                 client.lock("b").acquire(timeout=0.05)
             link.heal()
-        threading.Timer(0.05, slow.set).start()
+            threading.Timer(0.05, slow.set).start()
         assert client.lock("c", timeout=PATIENCE).acquire().release() is True
 
 
@@ -221,18 +217,18 @@ def test_a_grant_that_is_lost_before_it_was_handed_out_is_asked_for_again(postgr
     told: list[Any] = []
     with holdfast.Client(postgres_url) as client:
         client.lock("warm").acquire()
-        sessions: Any = client._locks.sessions  # type: ignore[union-attr]
-        acquire = sessions.acquire
+        executor: Any = client._locks.executor  # type: ignore[union-attr]
+        acquire = executor.acquire
 
-        def overtaken(ticket: Any, timeout: float) -> Any:
-            sessions.acquire = acquire
-            assert acquire(ticket, timeout) == "held"
+        def overtaken(request: Any, timeout: float) -> Any:
+            executor.acquire = acquire
+            assert acquire(request, timeout) == "held"
             terminate(postgres_url)
-            eventually(lambda: ticket.state == "lost", "its session is gone")
-            return ticket.state
+            eventually(lambda: request.state == "lost", "its session is gone")
+            return request.state
 
         for take in ("try_acquire", "acquire"):
-            sessions.acquire = overtaken
+            executor.acquire = overtaken
             grant = getattr(client.lock("a", on_lost=told.append), take)()
             grant.check()
             assert grant.release() is True
@@ -241,34 +237,32 @@ def test_a_grant_that_is_lost_before_it_was_handed_out_is_asked_for_again(postgr
 
 def test_of_two_threads_that_release_at_once_one_does(either: str) -> None:
     """A second unlock would free what the next holder has by then."""
-    both, slot = threading.Barrier(2), Ticket.__dict__["state"]
+    both = threading.Barrier(2)
 
-    class Seen(Ticket):
+    class Seen(Request):
         """Both look at it before either goes on."""
-
-        __slots__ = ()
 
         @property
         def state(self) -> Any:
             with suppress(threading.BrokenBarrierError):
                 both.wait(0.2)
-            return slot.__get__(self)
+            return vars(self)["state"]
 
         @state.setter
         def state(self, value: Any) -> None:
-            slot.__set__(self, value)
+            vars(self)["state"] = value
 
     with holdfast.Client(either) as client, ThreadPoolExecutor(2) as pool:
         grant = client.lock("a").acquire()
-        sessions: Any = client._locks.sessions  # type: ignore[union-attr]
-        release, released = sessions.release, []
+        executor: Any = client._locks.executor  # type: ignore[union-attr]
+        release, released = executor.release, []
 
-        def counted(ticket: Ticket) -> Any:
-            released.append(ticket)
-            return release(ticket)
+        def counted(request: Request) -> Any:
+            released.append(request)
+            return release(request)
 
-        sessions.release = counted
-        grant._ticket.__class__ = Seen
+        executor.release = counted
+        grant._request.__class__ = Seen
         assert sorted(each.result(PATIENCE) for each in [pool.submit(grant.release) for _ in "12"]) == [False, True]
         assert len(released) == 1
 
@@ -277,21 +271,20 @@ def test_a_session_that_is_given_up_under_a_thread_grants_nothing(either: str) -
     """The answer comes when the session has just been given up: nobody had it then, and nobody could be told."""
     with holdfast.Client(either) as client, holdfast.Client(either) as other:
         client.lock("warm").acquire().release()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        eventually(lambda: pump.fast and not pump.drivers, "there is a session to go to straight")
-        session = pump.fast
+        eventually(lambda: is_idle(client), "there is a session to use")
+        [session] = core(client).pool.holds
         run = session.wire.run
 
         def overtaken(*args: Any) -> Any:
             answer, given_up = run(*args), threading.Event()
-            pump.post(pump.lost, session, holdfast.EngineError("it seemed stuck"))
-            pump.post(given_up.set)
+            core(client).post(core(client).lose, session, holdfast.EngineError("it seemed stuck"))
+            core(client).post(given_up.set)
             assert given_up.wait(PATIENCE)
             return answer
 
         session.wire.run = overtaken
         with client.lock("a") as grant:
-            assert grant._ticket.session is not session
+            assert grant._request.session is not session
             assert other.lock("a").try_acquire() is None
         assert other.lock("a").try_acquire() is not None
 
@@ -301,7 +294,7 @@ def test_a_grant_of_one_event_loop_is_released_from_another(either: str) -> None
     loop_thread = EventLoopThread()
     client = SyncFacade(loop_thread, holdfast.AsyncClient(either))
     with holdfast.Client(either) as other:
-        for name in ("first", "second"):  # through the multiplexer, and past it
+        for name in ("first", "second"):  # as the session is opened, and when it is open
             grant = client.lock(name).acquire()._inner
             assert asyncio.run(grant.release()) is True
             assert asyncio.run(grant.release()) is False
@@ -314,7 +307,7 @@ def test_a_grant_of_an_event_loop_that_does_not_run_is_released_when_it_does(pos
     loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
     with holdfast.Client(postgres_url) as other:
         grant = loop.run_until_complete(client.lock("a").acquire())
-        with pytest.raises(RuntimeError, match="does not run"):
+        with pytest.raises(RuntimeError, match="is not running"):
             asyncio.run(grant.release())
         assert other.lock("a").try_acquire() is None
         loop.run_until_complete(asyncio.sleep(0.01))

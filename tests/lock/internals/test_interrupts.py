@@ -1,18 +1,22 @@
-"""KeyboardInterrupt at every instruction of an acquire and of a release: nothing stays locked, nobody else notices.
+"""KeyboardInterrupt at every instruction of an acquire and of a release: no lock is left behind, none is lost silently.
 
-Left out are the very first instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be
-safe, and that which returns, where the interpreter does not look; and ``__del__``, where it swallows whatever is
-raised. With asyncio, the interrupt ends the loop, which then goes on.
+Left out is what the interpreter never interrupts: what returns, and the few instructions between the end of a ``with``
+block and the call of its ``__exit__``. Nor are the first instructions of ``release`` and ``__exit__``: there the grant
+is as if the call had not been made. And ``__del__``, where it ignores what is raised. With asyncio, the interrupt ends
+the loop, which then goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dis import get_instructions
+from functools import cache, partial
 from inspect import CO_COROUTINE
 from types import CodeType
 from typing import Any
@@ -20,38 +24,65 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.lock.asyncio_mending import MendingPump
-from holdfast.lock.tickets import Claim
+from holdfast.lock import executor_async
+from holdfast.lock.executor_async import LoopExecutor
 from tests import interrupts
 from tests.children import PATIENCE, eventually, until
 from tests.interrupts import returns
-from tests.lock.looks import advisory
+from tests.lock.looks import advisory, core, is_idle, queued
 
 STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "17"))
 """Every so many instructions; 1 for all of them."""
 
 
-SPARED = (
-    "/errors.py", "/names.py", "/holdfast/lease/", "/database/statements.py", "/lock/claims.py", "/lock/mend.py",
-    "/lock/mux.py", "/lock/sessions.py", "/lock/standing.py", "/lock/terms.py", "/lock/tickets.py",
-)  # fmt: skip
-"""What decides is put right by ``lock.mend``, and the keeper has a thread of its own."""
-FIRST = ("__exit__", "release", "__aexit__", "_leave")
+SPARED = ("/errors.py", "/names.py", "/holdfast/lease/", "/database/statements.py")
+"""The keeper of leases has a thread of its own."""
+FIRST = ("__exit__", "release", "__aexit__")
 
 
 class Interrupt(interrupts.Interrupt):
-    """Of holdfast's shells."""
-
     def __init__(self, at: int) -> None:
         super().__init__(at, "/src/holdfast/", without=SPARED)
 
     def spares(self, code: CodeType, place: int) -> bool:
         start = 8 if code.co_flags & CO_COROUTINE else 4
-        return returns(code, place) or (code.co_name in FIRST and place < start)
+        return returns(code, place) or (code.co_name in FIRST and place < start) or place in ends_of_with_blocks(code)
 
 
-def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[int]:
-    """Interrupt ``attempt`` further and further in, until it gets through; every number is one to be checked."""
+@cache
+def ends_of_with_blocks(code: CodeType) -> frozenset[int]:
+    """Three times None for ``__exit__``, and its call. The interpreter handles signals only after that."""
+    instructions = list(get_instructions(code))
+    places: set[int] = set()
+    for number in range(len(instructions) - 4):
+        calling = instructions[number : number + 5]
+        if all((each.opname, each.argval) == ("LOAD_CONST", None) for each in calling[:3]):
+            names = [each.opname for each in calling[3:]]
+            if "CALL" in names:
+                places.update(each.offset for each in calling[: 4 + names.index("CALL")])
+    return frozenset(places)
+
+
+class Others:
+    """Other grants of the client: each is intact after an interrupt, or reports its loss, and its lock is free."""
+
+    def __init__(self, acquire: Callable[..., Any], names: Iterable[str]) -> None:
+        self._acquire = acquire
+        self._reports: list[Any] = []
+        self.grants = [acquire(name, self._reports.append) for name in names]
+
+    def check(self, other: holdfast.Client, where: object) -> None:
+        for number, grant in enumerate(self.grants):
+            if grant.lost:
+                eventually(partial(self._reports.__contains__, grant), f"its loss is reported, {where}")
+                other.lock(grant.name).acquire(timeout=PATIENCE).release()
+                self.grants[number] = self._acquire(grant.name, self._reports.append)
+            else:
+                assert other.lock(grant.name).try_acquire() is None, f"{where}: it is lost silently"
+
+
+def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[str]:
+    """Interrupt ``attempt`` further and further in, until it gets through; every place is one to be checked."""
     at = 0
     while True:
         interrupt = Interrupt(at)
@@ -64,7 +95,7 @@ def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[int]:
                 grant.release()
             return
         assert grant is None
-        yield at
+        yield f"at {at}, {interrupt.where}"
         at += STRIDE
 
 
@@ -72,15 +103,18 @@ def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[int]:
 def client(either: str) -> Iterator[holdfast.Client]:
     with holdfast.Client(either) as client:
         client.lock("warm").acquire().release()
-        eventually(lambda: client._locks.sessions._pump.fast, "there is a session to go to straight")  # type: ignore[union-attr]
+        eventually(lambda: is_idle(client), "there is a session to use")
         yield client
 
 
-def is_free(client: holdfast.Client, other: holdfast.Client, name: str) -> None:
-    """For another client, and for whoever comes next in this one."""
-    other.lock(name).acquire(timeout=PATIENCE).release()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: client.lock(name).acquire(timeout=PATIENCE).release()).result(2 * PATIENCE)
+def is_free(client: holdfast.Client, other: holdfast.Client, name: str, where: str) -> None:
+    """For another client, and for the next thread of this one."""
+    try:
+        other.lock(name).acquire(timeout=PATIENCE).release()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: client.lock(name).acquire(timeout=PATIENCE).release()).result(2 * PATIENCE)
+    except holdfast.AcquireTimeout as error:
+        raise AssertionError(f"{where}: it is still locked") from error
 
 
 @pytest.mark.parametrize("how", ["acquire", "try_acquire", "with", "or_skip"])
@@ -95,11 +129,11 @@ def test_an_acquire_interrupted_anywhere_leaves_no_lock(client: holdfast.Client,
         return None
 
     with holdfast.Client(either) as other:
-        others = [client.lock(f"other {number}").acquire() for number in range(3)]
-        for _ in sweep(attempt, 200):
-            is_free(client, other, "a")
-        assert [grant.lost for grant in others] == [False] * 3
-        assert [grant.release() for grant in others] == [True] * 3
+        others = Others(lambda name, report: client.lock(name, on_lost=report).acquire(timeout=PATIENCE), "xyz")
+        for where in sweep(attempt, 200):
+            is_free(client, other, "a", where)
+            others.check(other, where)
+        assert [grant.release() for grant in others.grants] == [True] * 3
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
 
@@ -111,10 +145,12 @@ def test_a_release_interrupted_anywhere_frees_the_lock(client: holdfast.Client, 
 
     with holdfast.Client(either) as other:
         grants = [client.lock("a").acquire()]
-        for _ in sweep(attempt, 50):
-            is_free(client, other, "a")
-            grants.append(client.lock("a").acquire())
-        is_free(client, other, "a")
+        others = Others(lambda name, report: client.lock(name, on_lost=report).acquire(timeout=PATIENCE), "xyz")
+        for where in sweep(attempt, 50):
+            is_free(client, other, "a", where)
+            others.check(other, where)
+            grants.append(client.lock("a").acquire(timeout=PATIENCE))
+        is_free(client, other, "a", "at the end")
 
 
 def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers_finish(
@@ -123,10 +159,14 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
     """Somebody else has it, or lets it go this very moment; and another thread of ours stands in line behind."""
     with holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
 
+        def follow() -> bool:
+            grant = client.lock("a").acquire(timeout=PATIENCE)
+            return grant.release() or grant.lost
+
         def attempt(interrupt: Interrupt) -> Any:
             holder = other.lock("a").acquire(timeout=PATIENCE)
             freeing = threading.Timer(0.002 if interrupt.at % 2 else 0.03, holder.release)
-            followers.append(pool.submit(lambda: client.lock("a").acquire(timeout=PATIENCE).release()))
+            followers.append(pool.submit(follow))
             freeing.start()
             try:
                 with interrupt:
@@ -137,16 +177,17 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
                 freeing.join()
 
         followers: list[Any] = []
-        for _ in sweep(attempt, 100):
-            assert followers[-1].result(2 * PATIENCE) is True
-            is_free(client, other, "a")
+        for where in sweep(attempt, 100):
+            with suppress(holdfast.EngineError):  # the interrupt has ended its wait, too
+                assert followers[-1].result(2 * PATIENCE) is True
+            is_free(client, other, "a", where)
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])
-def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either: str, how: str) -> None:
+def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none_silently(either: str, how: str) -> None:
     """Be it in the task, or in what hears the answer: the task ends, and the session serves whoever comes next."""
     loop = asyncio.new_event_loop()
 
@@ -166,13 +207,13 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either
 
     async def is_over(task: Any) -> None:
         await asyncio.wait([task], timeout=PATIENCE)
-        assert task.done(), f"at {at} it has been forgotten"
+        assert task.done(), f"at {at}, {interrupt.where}: it has been forgotten"
 
     client = holdfast.AsyncClient(either)
     at = 0
     with holdfast.Client(either) as other:
         run(pair("warm"))
-        kept = run(client.lock("kept").acquire())
+        kept = Others(lambda name, report: run(client.lock(name, on_lost=report).acquire(timeout=PATIENCE)), ["kept"])
         while True:
             task, interrupt = loop.create_task(attempt()), Interrupt(at)
             with suppress(KeyboardInterrupt), interrupt:
@@ -180,14 +221,21 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either
             run(is_over(task))
             if not task.cancelled():
                 task.exception()
+            del task  # and with it a block that was not exited
+            gc.collect()
             if not interrupt.raised:
                 assert at > 200
                 break
-            run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
+            where = f"at {at}, {interrupt.where}"
+            try:
+                run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
+            except holdfast.AcquireTimeout as error:
+                raise AssertionError(f"{where}: it is still locked") from error
             run(pair("a"))
-            assert not kept.lost, at
+            run(asyncio.sleep(0))
+            kept.check(other, where)
             at += STRIDE
-        assert run(kept.release()) is True
+        assert run(kept.grants[0].release()) is True
         run(client.close())
     loop.close()
     if either.startswith("postgres"):
@@ -209,28 +257,27 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
         async with client.lock("a", timeout=600):
             pass
 
-    def queued(key: Any) -> bool:
-        claim = pump.mux.claims[key]
-        line = claim if isinstance(claim, Claim) else claim.heirs
-        return line is not None and bool(line.queue)
-
     async def in_line() -> asyncio.Task[None]:
         task = asyncio.create_task(attempt())
-        await until(lambda: queued(kept._ticket.key), "it stands in line")
+        await until(lambda: queued(client), "it stands in line")
         return task
 
     with holdfast.Client(postgres_url) as other:
         at = 0
         while True:
             kept = run(client.lock("a").acquire(timeout=PATIENCE))
-            pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+            pool = core(client).pool
             task, interrupt = run(in_line()), Interrupt(at)
             task.cancel()
             with suppress(KeyboardInterrupt), interrupt:
                 loop.run_until_complete(asyncio.wait([task]))
             run(asyncio.wait([task]))
             assert task.cancelled() or isinstance(task.exception(), KeyboardInterrupt)
-            assert run(kept.release()) is True
+            del task  # and with it a grant that was not abandoned
+            gc.collect()
+            run(asyncio.sleep(0))
+            core(client).recover()
+            assert run(kept.release()) is True or core(client).pool is not pool
             try:
                 run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
             except holdfast.AcquireTimeout as error:
@@ -244,9 +291,10 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str) -> None:
+def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing_silently(either: str) -> None:
     """Five tasks ask at once, two of them for one key, and one for a key that another client has: whoever the interrupt
-    hits, be it in the task that asks or in what hears the answers, all others have theirs when the loop goes on."""
+    hits, be it in the task that asks or in what hears the answers, all others have theirs when the loop goes on, or an
+    error that tells of the interrupt."""
     loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(either)
     wrong: list[Any] = []
     loop.set_exception_handler(lambda _, context: wrong.append(context))
@@ -267,7 +315,7 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
     at = 0
     with holdfast.Client(either) as other:
         run(attempt("warm"))
-        kept = run(client.lock("kept").acquire())
+        kept = Others(lambda name, report: run(client.lock(name, on_lost=report).acquire(timeout=PATIENCE)), ["kept"])
         while True:
             taken, interrupt = other.lock("a").acquire(timeout=PATIENCE), Interrupt(at)
             tasks = run(all_of("abbcd"))
@@ -279,10 +327,13 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
             run(asyncio.wait(tasks, timeout=2 * PATIENCE))
             assert all(task.done() for task in tasks), f"at {at}, {interrupt.where}: one has been forgotten"
             failed = [error for task in tasks if (error := task.exception()) is not None]
-            assert len(failed) <= 1, f"at {at}, {interrupt.where}: {failed}"
-            assert all(isinstance(error, KeyboardInterrupt) for error in failed), (
+            interrupted = [error for error in failed if isinstance(error, KeyboardInterrupt)]
+            assert len(interrupted) <= 1, f"at {at}, {interrupt.where}: {failed}"
+            assert all("interrupt" in str(error) for error in failed if error not in interrupted), (
                 f"at {at}, {interrupt.where}: {failed}"
             )
+            del tasks, failed, interrupted  # and with them a block that was not exited
+            gc.collect()
             assert wrong == [], f"at {at}, {interrupt.where}"
             taken.release()
             if not interrupt.raised:
@@ -293,10 +344,11 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
                     run(attempt(name))
             except holdfast.AcquireTimeout as error:
                 raise AssertionError(f"at {at}, {interrupt.where}: one is still locked") from error
-            assert not kept.lost, f"at {at}, {interrupt.where}"
+            run(asyncio.sleep(0))
+            kept.check(other, f"at {at}, {interrupt.where}")
             at += 2 * STRIDE - 1
         assert at > 500
-        assert run(kept.release()) is True
+        assert run(kept.grants[0].release()) is True
         run(client.close())
     loop.close()
     if either.startswith("postgres"):
@@ -304,22 +356,29 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
 
 
 def test_an_interrupt_before_a_session_arrives_forgets_nobody(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it came with the very first instruction, where nothing can be caught yet."""
-    loop, client, arrive = asyncio.new_event_loop(), holdfast.AsyncClient(either), MendingPump._arrive
+    """As if it came with the very first instruction, where nothing can be caught yet. It counts as a session that was
+    not opened in time."""
+    loop, client, arrive = asyncio.new_event_loop(), holdfast.AsyncClient(either), LoopExecutor._arrive
     interrupted: list[object] = []
 
-    def arrives(pump: MendingPump, *brought: Any) -> None:
+    def arrives(executor: LoopExecutor, *brought: Any) -> None:
         if not interrupted:
             interrupted.append(brought)
             raise KeyboardInterrupt
-        arrive(pump, *brought)
+        arrive(executor, *brought)
 
     async def attempt() -> None:
+        with pytest.raises(holdfast.Unanswered, match="in time"):
+            await client.lock("a", timeout=PATIENCE).acquire()
+        hurried.undo()
         async with client.lock("a", timeout=PATIENCE) as grant:
             grant.check()
         await client.close()
 
-    monkeypatch.setattr(MendingPump, "_arrive", arrives)
+    monkeypatch.setattr(LoopExecutor, "_arrive", arrives)
+    hurried = pytest.MonkeyPatch()
+    hurried.setattr(executor_async, "SWEEP", 0.02)
+    hurried.setattr(executor_async, "CALL_TIMEOUT", 0.1)
     task = loop.create_task(attempt())
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(task)

@@ -18,16 +18,13 @@ import holdfast
 from holdfast.database.socket_ready import is_readable
 from holdfast.database.url import parse
 from holdfast.errors import Unanswered
-from holdfast.lock import pump
-from holdfast.lock.asyncio_pump import AsyncPump
-from holdfast.lock.mux import Mux
-from holdfast.lock.shared_pump import SharedPump
-from holdfast.lock.tickets import Session
+from holdfast.lock import executor_async
+from holdfast.lock.executor_async import LoopExecutor
+from holdfast.lock.pool import Pool, Session
 from holdfast.testing import Postgres, Proxy
-from holdfast.testing.sync_facade import SyncFacade
 from tests.children import PATIENCE, Child, eventually, query
 from tests.conftest import migrated
-from tests.lock.looks import advisory, waiters
+from tests.lock.looks import advisory, core, is_idle, queued, waiters
 from tests.reset_connection import BrokenOff
 
 Connect = Callable[..., Any]
@@ -40,7 +37,14 @@ def terminate(url: str, *, granted: bool = True) -> None:
         query(url, "select pg_terminate_backend(%s)", pid)
 
 
-def test_a_session_that_ends_tells_every_grant_on_it(connect: Connect, postgres_url: str) -> None:
+def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The names in the log, one a WARNING."""
+    return sorted(each.lock for each in caplog.records if getattr(each, "event", "") == "lock.lost")  # type: ignore[attr-defined]
+
+
+def test_a_session_that_ends_tells_every_grant_on_it(
+    connect: Connect, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     client, told = connect(postgres_url), list[Any]()
 
     def tell(grant: Any) -> None:
@@ -56,8 +60,37 @@ def test_a_session_that_ends_tells_every_grant_on_it(connect: Connect, postgres_
             grant.check()
         assert grant.release() is False
     eventually(lambda: sorted(told) == [("agent", 1), ("agent", 2)], "and so have their owners")
+    eventually(lambda: losses(caplog) == ["('agent', 1)", "('agent', 2)", "a"], "one WARNING each")
     with client.lock("a") as again:
         again.check()
+
+
+def test_an_interrupted_event_gives_all_locks_up_and_reports_each(
+    connect: Connect, either: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing in the pool can be trusted then. Who waits goes on in the new one."""
+    client, other, reports = connect(either), connect(either), list[Any]()
+    names: list[Any] = ["a", "b", ("agent", 7)]
+    grants = [client.lock(name, on_lost=lambda grant: reports.append(grant.name)).acquire() for name in names]
+    held = other.lock("x").acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: client.lock("x", timeout=PATIENCE).acquire().release())
+        eventually(lambda: core(client).pool.counts().waiting, "it stands in line")
+        core(client).pool.writer = object()
+        client.lock("the next event").acquire(timeout=PATIENCE).release()
+        assert [grant.lost for grant in grants] == [True] * 3
+        for grant in grants:
+            with pytest.raises(holdfast.LockLost, match="interrupt"):
+                grant.check()
+            assert grant.release() is False
+        eventually(lambda: sorted(reports, key=str) == sorted(names, key=str), "their owners are told")
+        assert losses(caplog) == ["('agent', 7)", "a", "b"]
+        for name in names:
+            other.lock(name).acquire(timeout=PATIENCE).release()
+        assert held.release() is True
+        assert waiting.result(PATIENCE) is True
+    if either.startswith("postgres"):
+        eventually(lambda: advisory(either) == [], "nothing is left")
 
 
 def test_whoever_gives_back_what_is_lost_already_is_told_all_the_same(
@@ -67,14 +100,13 @@ def test_whoever_gives_back_what_is_lost_already_is_told_all_the_same(
     told, released = list[Any](), threading.Event()
     with holdfast.Client(postgres_url) as client:
         grant = client.lock("a", on_lost=told.append).acquire()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        tell = pump._tell
+        report = core(client)._report
 
         def later(*args: Any) -> None:
             assert released.wait(PATIENCE)
-            tell(*args)
+            report(*args)
 
-        monkeypatch.setattr(pump, "_tell", later)
+        monkeypatch.setattr(core(client), "_report", later)
         terminate(postgres_url)
         eventually(lambda: grant.lost, "it is seen")
         assert grant.release() is False
@@ -86,7 +118,7 @@ def test_the_end_of_a_session_is_told_at_once(
     connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its socket, and not by the look that comes now and then: there is none here. Nor by the next use."""
-    monkeypatch.setattr(pump, "SWEEP", 600.0)
+    monkeypatch.setattr(executor_async, "SWEEP", 600.0)
     client = connect(postgres_url)
     client.lock("warm").acquire().release()
     grant = client.lock("a").acquire()
@@ -98,7 +130,7 @@ def test_the_end_of_a_session_is_told_where_the_system_cannot_tell_it_from_an_an
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without epoll it is looked for now and then."""
-    monkeypatch.setattr("holdfast.lock.shared_pump._HANG_UP", 0)
+    monkeypatch.setattr("holdfast.lock.executor_async._HANG_UP", 0)
     with holdfast.Client(postgres_url) as client:
         grants = [client.lock(("agent", number)).acquire() for number in range(2)]
         terminate(postgres_url)
@@ -119,11 +151,7 @@ def test_a_loss_that_cannot_be_told_holds_up_nobody(postgres_url: str, monkeypat
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(1) as pool:
         grant = client.lock("a", on_lost=print).acquire()
         waiting = pool.submit(lambda: client.lock("a", timeout=PATIENCE).acquire().release())
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        claims = pump.mux.claims
-        eventually(
-            lambda: grant._ticket.heirs or getattr(claims[grant._ticket.key], "queue", None), "it stands in line"
-        )
+        eventually(lambda: queued(client), "it stands in line")
         terminate(postgres_url)
         assert waiting.result(PATIENCE) is True
         assert grant.lost
@@ -159,8 +187,10 @@ def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_lo
     session.wire, session.opened = LastWords(), True
 
     async def hear() -> None:
-        of_it = AsyncPump(parse("postgresql://nowhere/at-all"), Mux(alone=True), asyncio.get_running_loop())
-        of_it._watch(session)
+        nowhere = parse("postgresql://nowhere/at-all")
+        executor = LoopExecutor(nowhere, Pool, asyncio.get_running_loop(), print, shared=False)
+        executor._sessions.add(session)
+        executor._watch(session)
         async with asyncio.timeout(PATIENCE):
             while not session.over:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -240,7 +270,7 @@ def test_two_of_one_client_never_believe_at_once_and_of_two_clients_the_old_one_
         before, holder = inside.get(name, (grant, client))
         if before is not grant and not before.lost and not grant.lost:
             assert holder is not client
-            eventually(lambda: before._ticket.session.over, "the session of the old one had been ended")
+            eventually(lambda: before._request.session.over, "the session of the old one had been ended")
 
     def work(client: holdfast.Client) -> None:
         while not over.is_set():
@@ -324,8 +354,8 @@ def test_a_session_that_answers_nobody_is_given_up(
         client.lock("warm").acquire().release()
         grant, other = client.lock("a").acquire(), client.lock("b").acquire()
         with monkeypatch.context() as hurried:
-            hurried.setattr(pump, "SWEEP", 0.02)
-            hurried.setattr(pump, "CALL_TIMEOUT", 0.1)
+            hurried.setattr(executor_async, "SWEEP", 0.02)
+            hurried.setattr(executor_async, "CALL_TIMEOUT", 0.1)
             link.stall("to_client")
             assert grant.release() is False
             assert other.lost
@@ -337,33 +367,28 @@ def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = threading.Semaphore(0)
-    look = SharedPump._end_stuck
+    look = LoopExecutor._end_stuck
 
-    def end_stuck(pump: SharedPump) -> None:
-        look(pump)
+    def end_stuck(executor: LoopExecutor) -> None:
+        look(executor)
         looked.release()
 
     with Proxy(postgres_url) as link, holdfast.Client(link.url) as client, ThreadPoolExecutor(1) as pool:
         client.lock("warm").acquire().release()
-        of_client: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        eventually(lambda: of_client.fast, "there is a session to go to straight")
         grant, other = client.lock("a").acquire(), client.lock("b").acquire()
-        while of_client.mux.claims.get(grant._ticket.key) is not grant._ticket:  # else the pump has to release it
-            grant.release()
-            grant = client.lock("a").acquire()
-
-        session: Any = grant._ticket.session
+        eventually(lambda: is_idle(client), "there is a session to use")
+        session: Any = grant._request.session
 
         def interrupt() -> None:
-            eventually(lambda: grant._ticket in of_client.drivers.values(), "the thread waits for an answer")
+            eventually(lambda: session.driver is grant._request, "the thread waits for an answer")
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
         def stay(*signalled: object) -> None:
             link.heal()
             eventually(lambda: is_readable(session.wire.descriptor), "the answer has come")
-            monkeypatch.setattr(pump, "SWEEP", 0.02)
-            monkeypatch.setattr(pump, "CALL_TIMEOUT", 0.1)
-            monkeypatch.setattr(SharedPump, "_end_stuck", end_stuck)
+            monkeypatch.setattr(executor_async, "SWEEP", 0.02)
+            monkeypatch.setattr(executor_async, "CALL_TIMEOUT", 0.1)
+            monkeypatch.setattr(LoopExecutor, "_end_stuck", end_stuck)
             assert all(looked.acquire(timeout=PATIENCE) for _ in range(20))
 
         before = signal.signal(signal.SIGUSR1, stay)
@@ -394,6 +419,5 @@ def test_our_side_of_a_lock_session_notices_a_dead_peer(connect: Connect, postgr
     """Keepalives for an idle connection, the user timeout for one that sends. The server's side is in session_tune."""
     client = connect(postgres_url)
     client.lock("a").acquire()
-    inner = client._inner if isinstance(client, SyncFacade) else client
-    [session] = inner._locks.sessions._pump.mux.holds
+    [session] = core(client).pool.holds
     assert session.wire._session.socket_options() == {"keepalive": True, "user_timeout": 3000}

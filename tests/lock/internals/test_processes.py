@@ -9,14 +9,13 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.testing.standstill import Standstill
 from tests.children import ENDS, PATIENCE, Child, eventually, query
-from tests.lock.looks import advisory
+from tests.lock.looks import advisory, core
 
 _HOLD = """
 import os, signal, sys, holdfast
@@ -66,8 +65,8 @@ def test_a_kill_frees_in_milliseconds(either: str, standstill: Standstill) -> No
                 return time.monotonic()
 
         waiting = [pool.submit(wait, number) for number in range(5)]
-        pump: Any = other._locks.sessions._pump  # type: ignore[union-attr]
-        eventually(lambda: len(pump.mux.waits) == 5 and all(each.opened for each in pump.mux.waits), "all in line")
+        waits = core(other).pool.waits
+        eventually(lambda: len(waits) == 5 and all(each.opened for each in waits), "all in line")
         taken = []
         for number, waiter in enumerate(waiting):
             began = time.monotonic()
@@ -241,10 +240,10 @@ def leave(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 def watch():
-    while not client._locks.sessions._pump.mux.claims.keys() - known:
+    while not client._locks.executor.pool.entries.keys() - known:
         time.sleep(0.001)
     print("ready")
-known = set(client._locks.sessions._pump.mux.claims)
+known = set(client._locks.executor.pool.entries)
 threading.Thread(target=watch, daemon=True).start()
 {work}
 """
@@ -280,7 +279,7 @@ main = threading.main_thread()
 def interrupt():
     def state():
         return open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0]
-    while sys._current_frames()[main.ident].f_code.co_name != "_wait" or state() != "S":
+    while sys._current_frames()[main.ident].f_code.co_name != "wait" or state() != "S":
         time.sleep(0.001)
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 threading.Thread(target=interrupt, daemon=True).start()
@@ -313,8 +312,7 @@ def stand_behind():
     until(lambda: waiters() == 2)
     print("waiting")
 def waiters():
-    claims = client._locks.sessions._pump.mux.claims
-    return sum(len(getattr(claim, "queue", ())) for claim in list(claims.values()))  # what is only held has none
+    return sum(len(entry.queue) for entry in list(client._locks.executor.pool.entries.values()))
 def until(condition):
     while not condition():
         time.sleep(0.005)

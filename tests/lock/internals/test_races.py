@@ -14,12 +14,10 @@ from typing import Any, Self
 import pytest
 
 import holdfast
-from holdfast.lock.mux import TURNS
-from holdfast.lock.tickets import Claim
-from holdfast.testing.sync_facade import SyncFacade
+from holdfast.lock.pool import TURNS
 from tests.children import PATIENCE, eventually
 from tests.conftest import server
-from tests.lock.looks import advisory
+from tests.lock.looks import advisory, queued
 
 ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "30"))
 
@@ -160,8 +158,10 @@ def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
                 assert held.release() is True
         for number in range(7):
             assert client.lock(f"a{number}").acquire(timeout=PATIENCE).release() is True
-        kept.check()
-        assert kept.release() is True
+        if kept.lost:  # an interrupt in the middle of an event: reported, and free
+            assert client.lock("kept").acquire(timeout=PATIENCE).release() is True
+        else:
+            assert kept.release() is True
         if either.startswith("postgres"):
             eventually(lambda: advisory(either) == [], "before anything is closed")
     assert interrupted >= ROUNDS
@@ -246,14 +246,6 @@ def test_thirty_two_tasks_and_thirty_two_threads_share_a_session_each(postgres_u
     nothing_left(postgres_url)
 
 
-def _in_line(client: Any) -> int:
-    """How many wait here, for whatever key."""
-    inner = client._inner if isinstance(client, SyncFacade) else client
-    found = list(inner._locks.sessions._pump.mux.claims.values())
-    lines = [each if isinstance(each, Claim) else each.heirs for each in found]
-    return sum(len(line.queue) for line in lines if line is not None)
-
-
 @pytest.mark.parametrize("held_by", ["us", "others"])
 def test_waiting_in_line_here_is_first_come_first_served(
     connect: Callable[..., Any], either: str, held_by: str
@@ -271,7 +263,7 @@ def test_waiting_in_line_here_is_first_come_first_served(
     for number in range(8):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        eventually(lambda: _in_line(client) == len(threads), "it stands in line")
+        eventually(lambda: queued(client) == len(threads), "it stands in line")
     held.release()
     for thread in threads:
         thread.join(PATIENCE)

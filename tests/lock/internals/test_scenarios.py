@@ -12,11 +12,9 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.lock.tickets import Claim
 from holdfast.runtime.clock import now
-from holdfast.testing.sync_facade import SyncFacade
 from tests.children import PATIENCE, backends, eventually, query
-from tests.lock.looks import advisory, waiters
+from tests.lock.looks import advisory, core, waiters
 
 Connect = Callable[..., Any]
 AGENT = ("agent", 7)
@@ -61,14 +59,12 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
     holder, client = connect(either), connect(either)
     held = holder.lock("a").acquire()
     assert client.lock("a").try_acquire() is None
-    inner = client._inner if isinstance(client, SyncFacade) else client
-    claims = inner._locks.sessions._pump.mux.claims
-    tickets: list[Any] = []
+    requests: list[Any] = []
 
     def stands_in_line() -> bool:
-        queued = (ticket for each in list(claims.values()) if isinstance(each, Claim) for ticket in [*each.queue])
-        tickets.extend(ticket for ticket in queued if ticket.deadline)  # it is queued first, and gets its deadline then
-        return bool(tickets)
+        queued = (request for entry in list(core(client).pool.entries.values()) for request in [*entry.queue])
+        requests.extend(request for request in queued if request.deadline)  # on a loop it gets one after it is queued
+        return bool(requests)
 
     def wait() -> None:
         if how == "acquire":
@@ -80,7 +76,7 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
     with ThreadPoolExecutor(1) as pool:
         asked, waiting = now(), pool.submit(wait)
         eventually(lambda: stands_in_line() or waiting.done(), "it stands in line")
-        assert asked + 15 <= tickets[0].deadline <= now() + 15
+        assert asked + 15 <= requests[0].deadline <= now() + 15
         held.release()
         with suppress(holdfast.AcquireTimeout):  # the machine may pause for fifteen seconds
             waiting.result(PATIENCE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import os
 import sqlite3
 import threading
@@ -23,16 +22,17 @@ import pytest
 import holdfast
 from holdfast.database.statements import statements
 from holdfast.database.url import parse
-from holdfast.lock import opening, pump
-from holdfast.lock.asyncio_mending import AHEAD
-from holdfast.lock.line import OVERTAKES
+from holdfast.lock import executor_async, wire
+from holdfast.lock.executor_async import LoopExecutor
+from holdfast.lock.file_queue import OVERTAKES
+from holdfast.lock.pool import Entry, Op
 from holdfast.lock.terms import _Texts
 from holdfast.runtime.clock import now
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.lease_contract import waiting
 from tests.children import PATIENCE, eventually, query, until
 from tests.conftest import migrated
-from tests.lock.looks import advisory
+from tests.lock.looks import advisory, core
 
 Connect = Callable[..., Any]
 
@@ -59,11 +59,10 @@ def test_a_name_that_cannot_be_written_down_holds_up_nobody(postgres_url: str) -
         held = client.lock(("agent", 1)).acquire()
         admin.execute("lock table holdfast.lock_name in share mode")
         client.lock("a new name").acquire()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        eventually(lambda: not pump.names, "it is being written down")
+        eventually(lambda: not core(client)._unwritten, "it is being written down")
         client.lock("another", timeout=PATIENCE).acquire().release()
         held.check()
-        eventually(lambda: not any(session.flying for session in pump.mux.holds), "and was given up")
+        eventually(lambda: not any(session.flight for session in core(client).pool.holds), "and was given up")
         admin.rollback()
         held.check()
 
@@ -90,7 +89,7 @@ def test_a_name_waits_for_the_first_session(postgres_url: str) -> None:
 
 def test_no_thread_to_connect_in_is_an_error_and_not_for_ever(postgres_url: str) -> None:
     with holdfast.Client(postgres_url) as other, holdfast.Client(postgres_url) as client:
-        other.lock("the pump runs").acquire()
+        other.lock("the background thread runs").acquire()
         with no_threads(), pytest.raises(holdfast.EngineError, match="thread"):
             client.lock("a", timeout=PATIENCE).acquire()
         assert client.lock("a", timeout=PATIENCE).acquire().release() is True
@@ -102,9 +101,9 @@ def test_a_session_that_never_comes_about_is_given_up(
     """Whatever became of the thread that connects: whoever waits for it is told, and the next one has another."""
     client = connect(postgres_url)
     with monkeypatch.context() as patch:
-        patch.setattr(pump, "SWEEP", 0.02)
-        patch.setattr(pump, "CALL_TIMEOUT", 0.1)
-        patch.setattr(opening, "in_a_thread", lambda *_: None)
+        patch.setattr(executor_async, "SWEEP", 0.02)
+        patch.setattr(executor_async, "CALL_TIMEOUT", 0.1)
+        patch.setattr(wire, "open_in_thread", lambda *_: None)
         with pytest.raises(holdfast.EngineError, match="did not answer in time"):
             client.lock("a", timeout=60).acquire()
     assert client.lock("a", timeout=PATIENCE).acquire().release() is True
@@ -113,14 +112,13 @@ def test_a_session_that_never_comes_about_is_given_up(
 def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         held = client.lock("a").acquire()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        eventually(lambda: not pump.names, "the first name is written")
+        eventually(lambda: not core(client)._unwritten, "the first name is written")
         with no_threads():
             client.lock("b").acquire()
-            eventually(lambda: not pump.names, "the second is not")
+            eventually(lambda: not core(client)._unwritten, "the second is not")
         assert client.lock("c", timeout=PATIENCE).acquire().release() is True
-        eventually(lambda: not any(session.flying for session in pump.mux.holds), "nothing is under way")
-        eventually(lambda: pump.sweep_at < math.inf, "the next look is due")
+        eventually(lambda: not any(session.flight for session in core(client).pool.holds), "nothing is under way")
+        eventually(lambda: core(client).sweep_timer is not None, "the next look is due")
         held.check()
 
 
@@ -220,38 +218,38 @@ def test_whoever_waited_has_the_lock_in_the_file_that_all_others_have(connect: C
 
 def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sqlite_url: str) -> None:
     """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
-    greedy, first, second = wires = [opening._open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
-    key = (b"7",)
+    greedy, first, second = wires = [wire.open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    entry = Entry((b"7",))
 
     def takes(wire: Any) -> Any:
-        return wire.run("try", key, 0.0)
+        return wire.run(Op("try", entry), 0.0)
 
     def waits(wire: Any) -> bool:
         return wire.receive() is None
 
     assert takes(greedy)
     for each in (first, second):
-        each.stand(key)
+        each.wait(entry.key, False)
         assert waits(each)
-    greedy.look()
-    greedy.run("unlock", key, 0.0)
+    greedy.problem()
+    greedy.run(Op("unlock", entry), 0.0)
     assert not takes(greedy), "it is somebody else's turn"
     assert takes(greedy), "but not at every turn"
     assert waits(first)
-    greedy.run("unlock", key, 0.0)
+    greedy.run(Op("unlock", entry), 0.0)
     assert waits(second), "it is not the first"
     assert [True] in [second.receive() for _ in range(OVERTAKES)], "but the first may have been stopped"
-    second.run("unlock", key, 0.0)
-    second.stand(key)
+    second.run(Op("unlock", entry), 0.0)
+    second.wait(entry.key, False)
     assert waits(second)
     assert first.receive() == [True]
-    first.run("unlock", key, 0.0)
-    greedy.look()
+    first.run(Op("unlock", entry), 0.0)
+    greedy.problem()
     assert takes(greedy), "nobody has marked it yet"
     assert waits(second)
     second.close()
-    greedy.look()
-    greedy.run("unlock", key, 0.0)
+    greedy.problem()
+    greedy.run(Op("unlock", entry), 0.0)
     assert takes(greedy), "nobody waits any more"
     for each in wires:
         each.close()
@@ -293,9 +291,8 @@ def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url
         eventually(lambda: len(advisory(postgres_url)) == 3, "it stands in the server's line")
         held[0].release()
         waiting.result(PATIENCE)
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         second = pool.submit(lambda: client.lock("b", timeout=PATIENCE).acquire().release())
-        eventually(lambda: pump.mux._parked, "there is no session for it")
+        eventually(lambda: core(client).pool._parked, "there is no session for it")
         held[1].release()
         assert second.result(PATIENCE) is True
 
@@ -306,53 +303,40 @@ async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(eith
     async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
         held = await other.lock("a").acquire()
         await (await client.lock("warm").acquire()).release()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
-        await until(lambda: any(each.opened for each in pump.mux.waits), "it stands in line")
-        [ticket] = pump.waiting
-        pump.waiting[ticket] = now() + 0.1
-        pump.set_alarm(pump.waiting[ticket])
-        ours = (pump._sweep, pump._ring_alarm, pump._readable)
+        executor: Any = client._locks.executor  # type: ignore[union-attr]
+        pool = executor.pool
+        await until(lambda: any(each.opened for each in pool.waits), "it stands in line")
+        [request] = executor._waiting
+        executor._waiting[request] = now() + 0.1
+        executor._set_alarm(executor._core, executor._waiting[request])
+        ours = (executor._core.sweep, executor._ring, executor._core._readable)
         timers = [each for each in loop._scheduled if each._callback in ours and not each.cancelled()]
-        assert pump._ring_alarm in [each._callback for each in timers]
+        assert executor._ring in [each._callback for each in timers]
         for timer in timers:
             timer.cancel()
         with pytest.raises(holdfast.AcquireTimeout):
             await asyncio.wait_for(waiting, PATIENCE)
         await held.release()
-        await until(lambda: not (pump.mux.holds or pump.mux.waits), "what is idle is closed")
+        await until(lambda: not pool.sessions, "what is idle is closed")
 
 
-async def test_a_wait_has_a_timer_in_the_loop_only_when_its_end_is_near(postgres_url: str) -> None:
-    """A loop with timers takes longer for each of its rounds. Until then others look at the time, now and then."""
+async def test_many_waits_have_one_timer(postgres_url: str) -> None:
+    """A loop with many timers takes longer for each of its rounds. The sweep has another one."""
     loop: Any = asyncio.get_running_loop()
     async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
         await other.lock("a").acquire()
         await (await client.lock("warm").acquire()).release()
-        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-
-        def timers() -> list[float]:
-            ours = [each for each in loop._scheduled if getattr(each._callback, "__self__", None) is pump]
-            return [each.when() - loop.time() for each in ours if not each.cancelled()]
-
-        for _ in range(5):
-            waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
-            await until(lambda: pump.waiting, "it waits")
-            assert timers() == []
-            [ticket] = pump.waiting
-            before = now()
-            pump.waiting[ticket] = ends = before + AHEAD / 2
-            pump._sweep()
-            found = timers()
-            in_time = now() < ends  # else the machine has paused, and the sweep may have ended the wait
-            if in_time:
-                [seconds] = found
-                assert ends - now() - 0.001 <= seconds <= ends - before + 0.001
-            with pytest.raises(holdfast.AcquireTimeout):
-                await asyncio.wait_for(waiting, PATIENCE)
-            if in_time:
-                return
-        pytest.fail("the machine pauses all the time")
+        executor: Any = client._locks.executor  # type: ignore[union-attr]
+        waiting = [asyncio.create_task(client.lock("a").acquire(timeout=600 + number)) for number in range(20)]
+        await until(lambda: len(executor._waiting) == 20, "they wait")
+        ours = [
+            each for each in loop._scheduled if getattr(each._callback, "__self__", None) in (executor, core(client))
+        ]
+        assert len([each for each in ours if not each.cancelled()]) <= 2
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
 
 
 @pytest.mark.parametrize("past", [True, False])
@@ -374,21 +358,19 @@ def test_the_grants_of_an_event_loop_that_was_closed_are_lost(postgres_url: str,
 def test_a_signal_handler_that_locks_during_the_very_first_acquire(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.lock.shared_pump import SharedPump
-
     with holdfast.Client(postgres_url) as client:
 
-        class Interrupted(SharedPump):
-            def __init__(self, *args: Any) -> None:
+        class Interrupted(LoopExecutor):
+            def __init__(self, *args: Any, **options: Any) -> None:
                 monkeypatch.undo()
-                assert sessions._starting.acquire(timeout=PATIENCE), "it would wait for itself"
-                sessions._starting.release()
+                assert executor._starting.acquire(timeout=PATIENCE), "it would wait for itself"
+                executor._starting.release()
                 grants.append(client.lock("handler", timeout=PATIENCE).acquire())  # what the handler does
-                super().__init__(*args)
+                super().__init__(*args, **options)
 
-        monkeypatch.setattr("holdfast.lock.locks.SharedPump", Interrupted)
-        sessions: Any = client.lock("a")._space.sessions
+        monkeypatch.setattr("holdfast.lock.executor.LoopExecutor", Interrupted)
+        executor: Any = client.lock("a")._space.executor
         grants: list[Any] = []
         grants.append(client.lock("main", timeout=PATIENCE).acquire())
-        assert {grant._ticket.session for grant in grants} == set(sessions._pump.mux.holds), "one pump for both"
+        assert {grant._request.session for grant in grants} == set(executor.pool.holds), "one pool for both"
         assert [grant.release() for grant in grants] == [True, True]

@@ -1,0 +1,754 @@
+"""Many locks over few sessions: decides what to send where, who is next, and when a session ends.
+
+A *hold* session runs statements that never wait, for up to 300 locks. A key that another client holds gets a *wait*
+session, which blocks in the server's queue and keeps the lock it wins. Requests for a key that this client already
+has, or already asks for, queue here, first come, first served, and are handed the lock without a round trip: at most
+fifty times in a row, because other clients wait in the server's queue.
+
+    a request     new -> queued -> held -> released
+                          |         `-> lost            its session is gone
+                          `-> busy, reentered, full, failed, gone (it timed out or was cancelled)
+
+    a key         asking -> held -> freeing             on a hold session
+                    `-> waiting -> held -> freeing      on a wait session; parked until there is one
+                          `-> stopping                  no request waits in this mode any more: it is being cancelled
+
+The pool does no I/O and knows no clock, no thread and no event loop. Its executor calls it under one lock, one event
+at a time. What is to be done is appended to ``actions``, and requests that are decided to ``wakes``; both stay there
+until the executor is done with them, so that an interrupt loses none. A session that ``acquire`` or ``release`` returns
+is for the caller, who sends ``session.flight`` on it.
+
+Invariants:
+- A statement that is under way belongs to its key and not to the request that caused it. A request that gives up leaves
+  the queue; an answer goes to the first in the queue, and if there is none, the key is unlocked.
+- After an error the key is unlocked in any case: the server may hold it although it answered with an error.
+- ``writer`` is set while an event changes the pool. If it is set when the next event begins, the last one was
+  interrupted, and nothing here can be trusted: the executor closes all sessions and makes a new pool.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from holdfast.lock.terms import Key, State
+
+TURNS = 50
+"""How often in a row a lock is handed over here before other clients get their turn."""
+PER_SESSION = 300
+"""Every statement of a session costs in proportion to the locks that the session holds: twice as much at 1,000."""
+SPEND, SHARE = 32, 64
+"""After how many more keys the room in the server's lock table is asked for again: this many, but at most this share of
+the room, because other clients were told of the same room."""
+MAX_LOSSES = 3
+"""How often a key is asked for again after its session was lost, before its requests fail."""
+UNLIMITED = 2**30
+WAITED_LONG = "55P03"
+"""The SQLSTATE of a wait that ended by lock_timeout: it goes to the end of the queue, so that vacuum can proceed."""
+ALONE = ("room", "note")
+"""Ops that are sent in a statement of their own."""
+
+Verb = Literal["try", "unlock", "cancel", "room", "note"]
+Stage = Literal["asking", "held", "freeing", "refused", "parked", "waiting", "stopping"]
+
+
+class Request:
+    """A caller's wish for one key, until the lock is released. ``waker``, ``on_loss`` and ``deadline`` belong to the
+    executor. hot: attributes of the class are defaults, because setting them takes 2 % of bench lock_pair."""
+
+    owner: object = None
+    state: State = "new"
+    session: Session | None = None
+    """The session that holds it, or on which the caller sends for it."""
+    entry: Entry | None = None
+    error: Exception | None = None
+    contended = False
+    """Another holder has the key, or had it: the request does not merely wait for an answer."""
+    waker: Any = None
+    on_loss: Any = None
+    deadline = 0.0
+
+    def __init__(self, key: Key, label: str, waits: bool, shared: bool) -> None:
+        self.key, self.label, self.waits, self.shared = key, label, waits, shared
+
+
+class Entry:
+    """A key that this client has or asks for, its holders, and the requests in the queue for it."""
+
+    stage: Stage = "asking"
+    shared: bool
+    """The mode in which the server is asked, or holds it."""
+    session: Session | None = None
+    leaving: Request | None = None
+    """The request whose release waits for the unlock."""
+    handed = losses = 0
+
+    def __init__(self, key: Key, first: Request) -> None:
+        self.key, self.shared = key, first.shared
+        self.holders: list[Request] = []
+        self.queue = deque((first,))
+
+
+class Op(NamedTuple):
+    """A part of a statement. ``target``: the session whose statement is cancelled. ``text``: what is noted."""
+
+    verb: Verb
+    entry: Entry | None = None
+    target: Session | None = None
+    text: str = ""
+
+
+_new_op = tuple.__new__
+"""hot: ``Op(…)`` takes three times as long, which is 1 % of bench lock_pair."""
+
+
+class Session:
+    """One connection: being opened, open, or over. ``wire`` belongs to the executor."""
+
+    __slots__ = (
+        "cancelling", "driver", "ended", "entry", "flight", "held", "opened", "over", "pending", "used", "waits",
+        "wire",
+    )  # fmt: skip
+
+    def __init__(self, *, waits: bool) -> None:
+        self.waits = waits
+        self.opened = self.over = False
+        self.used = True
+        """Since the last sweep."""
+        self.held: dict[Key, Entry] = {}
+        self.flight: list[Op] = []
+        """The statement that is under way."""
+        self.pending: list[Op] = []
+        """What is sent after it, in one statement."""
+        self.driver: Request | None = None
+        """The request whose caller sends ``flight`` and receives the answer itself. None: the executor does."""
+        self.entry: Entry | None = None
+        """What a wait session waits for."""
+        self.cancelling = self.ended = False
+        """Of a wait session that is stopping: its cancel is not yet answered; its wait has ended."""
+        self.wire: Any = None
+
+
+class Open(NamedTuple):
+    session: Session
+
+
+class Send(NamedTuple):
+    """Send ``session.flight``; then ``answered`` or ``refused``."""
+
+    session: Session
+
+
+class Wait(NamedTuple):
+    """Block in the server's queue for the key of ``session.entry``; then ``waited``."""
+
+    session: Session
+
+
+class Close(NamedTuple):
+    session: Session
+
+
+class Lose(NamedTuple):
+    """The request was held, and its session is gone."""
+
+    request: Request
+    error: Exception
+
+
+Action = Open | Send | Wait | Close | Lose
+
+
+class Counts(NamedTuple):
+    held: int
+    waiting: int
+    """Requests behind another holder, of this client or another one."""
+
+
+class Pool:
+    """``kept`` sessions stay open for a while when they are idle, ``extra`` more are closed at once.
+
+    ``server_queues``: the server has a fair queue for each key. If it has none, a key is not asked for again at once
+    after it was handed over ``turns`` times.
+    """
+
+    def __init__(
+        self,
+        *,
+        kept: int = 15,
+        extra: int = 10,
+        per_session: int = PER_SESSION,
+        turns: int = TURNS,
+        server_queues: bool = True,
+    ) -> None:
+        self.kept, self.limit, self.per_session, self.turns = kept, kept + extra, per_session, turns
+        self._server_queues = server_queues
+        self.writer: object = None
+        """Who changes the pool right now."""
+        self.actions: deque[Action] = deque()
+        self.wakes: deque[Request] = deque()
+        """Requests whose state is decided, and whose callers wait for it."""
+        self.entries: dict[Key, Entry] = {}
+        self.holds: list[Session] = []
+        self.waits: list[Session] = []
+        self._idle_waits: list[Session] = []
+        self._parked: deque[Entry] = deque()
+        """Contended keys for which there is no session to wait in."""
+        self._refused: list[Entry] = []
+        """Keys that the server would not unlock; the sweep tries again."""
+        self.cap: int | None = None
+        """How many keys there may be here, by the room in the server's lock table. None: unknown, or no limit."""
+        self._due = UNLIMITED
+        """With how many keys the room is asked for again."""
+        self._spend = 0
+        self._full = False
+        self._closed: Exception | None = None
+
+    @property
+    def sessions(self) -> list[Session]:
+        return [*self.holds, *self.waits]
+
+    def counts(self) -> Counts:
+        entries = list(self.entries.values())
+        return Counts(
+            sum(len(entry.holders) for entry in entries),
+            sum(len(entry.queue) for entry in entries if entry.stage != "asking"),
+        )
+
+    # Events of callers
+
+    def acquire(self, request: Request) -> Session | None:
+        """Ask for a key. Returns the session on which the caller sends its own try. None: the request is decided, or
+        will be in ``wakes``."""
+        self.writer = request.owner
+        key, entries, holds = request.key, self.entries, self.holds
+        session = holds[0] if holds else None
+        if (
+            session is not None and session.opened and not session.flight and not session.pending
+            and key not in entries and len(entries) < self._due and len(session.held) < self.per_session
+        ):  # fmt: skip; hot: what ``_ask`` does where a session is free
+            request.state = "queued"
+            request.entry = entries[key] = session.held[key] = entry = Entry(key, request)
+            entry.session, session.flight = session, [_new_op(Op, ("try", entry, None, ""))]
+            session.driver, request.session, session.used = request, session, True
+        else:
+            session = self._ask(request)
+        self.writer = None
+        return session
+
+    def release(self, request: Request, caller: object) -> Session | None:
+        """The holder is done. Returns the session on which the caller sends the unlock. None: the request is released,
+        or will be in ``wakes``."""
+        self.writer = caller
+        entry = request.entry
+        if request.state != "held" or entry is None or request not in entry.holders:
+            session = None
+        else:
+            entry.holders.remove(request)
+            session = entry.session
+            if (
+                session is not None and not session.flight and not session.pending and not session.waits
+                and not entry.holders and not entry.queue
+            ):  # fmt: skip; hot: what ``_leave`` does where a session is free
+                entry.stage, entry.leaving, entry.handed = "freeing", request, 0
+                session.flight = [_new_op(Op, ("unlock", entry, None, ""))]
+                session.driver, session.used = request, True
+            else:
+                session = self._leave(entry, request, drive=True)
+        self.writer = None
+        return session
+
+    def _ask(self, request: Request) -> Session | None:
+        key, entries = request.key, self.entries
+        entry = entries.get(key)
+        if self._closed is not None:
+            request.state, request.error = "failed", self._closed
+        elif entry is not None:
+            self._join(entry, request)
+        elif self.cap is not None and len(entries) >= self.cap:
+            self._full = True
+            request.state = "full"
+        else:
+            request.entry = entries[key] = entry = Entry(key, request)
+            request.state = "queued"
+            if len(entries) > self._due:
+                self._ask_room(self._hold_session())
+            return self._try(entry, request)
+        return None
+
+    def give_up(self, request: Request, caller: object) -> None:
+        """It timed out, was cancelled or interrupted. Nothing of it stays, whatever was granted meanwhile."""
+        self.writer = caller
+        entry = request.entry
+        if request.state == "queued" and entry is not None:
+            entry.queue.remove(request)
+            request.state = "gone"
+            if not entry.queue or (entry.stage == "waiting" and entry.queue[0].shared and not entry.shared):
+                self._stop_waiting(entry)
+            elif entry.stage == "held" and entry.shared:
+                self._admit(entry)
+        elif request.state == "held" and entry is not None and request in entry.holders:
+            entry.holders.remove(request)
+            self._leave(entry, request, drive=False)
+        self.writer = None
+
+    def close(self, error: Exception, caller: object) -> None:
+        """All locks end, all sessions are closed, and further requests fail."""
+        self.writer, self._closed = caller, error
+        for entry in list(self.entries.values()):
+            for request in entry.holders:
+                request.state = "released"
+            if entry.leaving is not None:
+                entry.leaving.state = "released"
+                self._wake(entry.leaving)
+            self._fail(entry, error)
+        self.entries.clear()
+        self._parked.clear()
+        for session in self.sessions:
+            self._end(session)
+        self.writer = None
+
+    # Events of sessions
+
+    def opened(self, session: Session, caller: object) -> None:
+        self.writer = caller
+        session.opened = session.used = True
+        if session.over:
+            self.actions.append(Close(session))
+        elif not session.waits:
+            session.pending.insert(0, Op("room"))
+            self._flush(session)
+        elif session.entry is not None:
+            self.actions.append(Wait(session))
+        else:
+            self._rest(session)
+        self.writer = None
+
+    def answered(self, session: Session, answers: Sequence[Any], caller: object) -> None:
+        """``session.flight`` was answered, with one value for each op."""
+        self.writer = caller
+        flight, session.flight, session.driver = session.flight, [], None
+        if session.over:
+            flight = []
+        for number, op in enumerate(flight):
+            entry = op.entry
+            if entry is None:
+                self._take_answer(session, op, answers[number])
+            elif entry.session is session:
+                if op.verb == "unlock":
+                    self._unlocked(entry)
+                elif answers[number]:
+                    self._granted(entry)
+                else:
+                    self._detach(entry)
+                    if entry.queue and entry.queue[0].shared and not entry.shared:
+                        self._try(entry)  # the writer gave up; a reader may be granted what a writer is not
+                    else:
+                        self._contended(entry)
+        if session.pending:
+            self._flush(session)
+        self.writer = None
+
+    def refused(self, session: Session, error: Exception, caller: object) -> None:
+        """``session.flight`` was answered with an error. A part of it may be done: what was tried is unlocked."""
+        self.writer = caller
+        flight, session.flight, session.driver = session.flight, [], None
+        for op in flight:
+            if op.verb == "cancel":
+                self._drop(op.target, error)
+            elif op.entry is not None and op.entry.session is session:
+                if op.verb == "try":
+                    self._fail(op.entry, error)
+                    self._unlock(op.entry)
+                elif len(flight) > 1:  # another op may have caused the error
+                    self._unlock(op.entry)
+                else:
+                    op.entry.stage = "refused"
+                    self._refused.append(op.entry)
+        self._flush(session)
+        self.writer = None
+
+    def unanswered(self, session: Session, caller: object) -> None:
+        """The caller that drove the session was interrupted: whether ``session.flight`` was sent, and what was
+        answered, is unknown. Its keys are unlocked, and tried again if they have a queue."""
+        self.writer = caller
+        flight, session.flight, session.driver = session.flight, [], None
+        if not session.over:
+            for op in flight:
+                if op.entry is not None and op.entry.session is session:
+                    self._unlock(op.entry)
+            self._flush(session)
+        self.writer = None
+
+    def waited(self, session: Session, error: Exception | None, caller: object) -> None:
+        """``Wait`` has ended: with the lock, or with an error, and then the server may hold it all the same."""
+        self.writer = caller
+        entry = session.entry
+        if not session.over and entry is not None:
+            session.ended = True
+            if entry.stage == "stopping":
+                self._stopped(session)
+            elif error is None:
+                self._granted(entry)
+            else:
+                if getattr(error, "sqlstate", None) != WAITED_LONG:
+                    self._fail(entry, error)
+                self._unlock(entry)
+        self.writer = None
+
+    def lost(self, session: Session, error: Exception, caller: object) -> None:
+        """The session is gone, or could not be opened. The server frees what it held."""
+        self.writer = caller
+        self._drop(session, error)
+        self.writer = None
+
+    def sweep(self, caller: object) -> None:
+        """Now and then: close sessions that were not used since the last time, unlock again what was refused, cancel
+        again what did not stop, and try parked keys."""
+        self.writer = caller
+        for session in self.sessions:
+            if session.held or session.pending or session.flight or not session.opened:
+                session.used = True
+            elif session.used:
+                session.used = False
+            else:
+                self._end(session)
+        open_session = next((each for each in self.holds if each.opened), None)
+        if self._full and open_session is not None:
+            self._full = False
+            self._ask_room(open_session)
+        elif self.cap is not None:  # other clients may have taken the room of locks that were released since
+            self._due = min(self._due, len(self.entries) + self._spend)
+        refused, self._refused = self._refused, []
+        for entry in refused:
+            if entry.stage == "refused":
+                self._unlock(entry)
+        for session in list(self.waits):
+            stopping = session.entry is not None and session.entry.stage == "stopping"
+            if stopping and not session.ended and not session.cancelling:
+                self._cancel(session)  # the last cancel arrived before the statement did
+        parked, self._parked = self._parked, deque()
+        for entry in parked:  # it may be free by now, or there may be a session to wait in
+            self._try(entry)
+        self.writer = None
+
+    def note(self, session: Session, text: str, caller: object) -> None:
+        """Write something down in a session that is open, behind what is sent there for callers."""
+        self.writer = caller
+        self._say(session, Op("note", text=text))
+        self.writer = None
+
+    def _take_answer(self, session: Session, op: Op, answer: Any) -> None:
+        if op.verb == "room":
+            self._set_room(session, answer)
+        elif op.verb == "cancel":
+            self._cancelled(op.target)
+
+    # The queue of a key
+
+    def _join(self, entry: Entry, request: Request) -> None:
+        """A request for a key that is known here."""
+        owner, label = request.owner, request.label
+        for holder in entry.holders:
+            if holder.owner == owner and holder.label == label:
+                request.state = "reentered"
+                return
+        beside = request.shared and entry.shared and all(other.shared for other in entry.queue)
+        if beside and entry.stage == "held" and entry.handed < self.turns:
+            entry.handed += 1
+            self._hold(entry, request)
+        elif not request.waits and (entry.holders or entry.queue) and not (beside and entry.stage == "asking"):
+            request.state, request.contended = "busy", True
+        else:
+            request.contended = entry.stage != "asking"
+            request.entry, request.state = entry, "queued"
+            entry.queue.append(request)
+
+    def _wake(self, request: Request) -> None:
+        if request.waker is not None:  # None: its caller sends for it, and looks at the state itself
+            self.wakes.append(request)
+
+    def _hold(self, entry: Entry, request: Request) -> None:
+        entry.holders.append(request)
+        request.entry, request.session, request.state = entry, entry.session, "held"
+
+    def _admit(self, entry: Entry) -> None:
+        """Readers at the head of the queue join the readers that hold it."""
+        while entry.queue and entry.queue[0].shared and entry.handed < self.turns:
+            entry.handed += 1
+            self._hold(entry, request := entry.queue.popleft())
+            self._wake(request)
+
+    def _granted(self, entry: Entry) -> None:
+        """The server gave it to us. The mode may not be the one that the first in the queue wants: others gave up."""
+        entry.losses = 0
+        queue = entry.queue
+        if not queue or queue[0].shared != entry.shared:
+            self._unlock(entry)
+            return
+        entry.stage = "held"
+        request = queue.popleft()
+        entry.holders.append(request)
+        request.session, request.state = entry.session, "held"
+        if request.waker is not None:
+            self.wakes.append(request)
+        while entry.shared and queue and queue[0].shared:
+            self._hold(entry, request := queue.popleft())
+            self._wake(request)
+
+    def _leave(self, entry: Entry, request: Request, *, drive: bool) -> Session | None:
+        """A holder has left: to the next in the queue, or back to the server. ``drive``: its caller can send."""
+        queue = entry.queue
+        if entry.holders:
+            request.state = "released"
+        elif queue and queue[0].shared == entry.shared and entry.handed < self.turns:
+            request.state = "released"
+            entry.handed += 1
+            self._hold(entry, heir := queue.popleft())
+            self._wake(heir)
+            if entry.shared:
+                self._admit(entry)
+        else:
+            entry.handed = 0
+            entry.leaving = request
+            return self._unlock(entry, request if drive else None)
+        return None
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        while entry.queue:
+            request = entry.queue.popleft()
+            request.state, request.error = "failed", error
+            self._wake(request)
+
+    def _forget(self, entry: Entry) -> None:
+        if self.entries.get(entry.key) is entry:
+            del self.entries[entry.key]
+
+    def _detach(self, entry: Entry) -> None:
+        """It has nothing to do with its session any more."""
+        session, entry.session = entry.session, None
+        if session is not None:
+            session.held.pop(entry.key, None)
+
+    # What is sent
+
+    def _try(self, entry: Entry, driver: Request | None = None) -> Session | None:
+        holds = self.holds
+        session = holds[0] if holds and len(holds[0].held) < self.per_session else self._hold_session()
+        entry.stage, entry.session, entry.shared = "asking", session, entry.queue[0].shared
+        session.held[entry.key] = entry
+        return self._say(session, _new_op(Op, ("try", entry, None, "")), driver)
+
+    def _unlock(self, entry: Entry, driver: Request | None = None) -> Session | None:
+        entry.stage = "freeing"
+        session = entry.session
+        if session is None:
+            self._unlocked(entry)
+            return None
+        return self._say(session, _new_op(Op, ("unlock", entry, None, "")), driver)
+
+    def _unlocked(self, entry: Entry) -> None:
+        request, entry.leaving = entry.leaving, None
+        if request is not None:
+            request.state = "released"
+            if request.waker is not None:
+                self.wakes.append(request)
+        session, queue = entry.session, entry.queue
+        if not queue and session is not None and not session.waits:  # hot: bench lock_pair
+            session.held.pop(entry.key, None)
+            self.entries.pop(entry.key, None)
+            entry.session = None
+            return
+        if queue and session is not None and session.waits and all(each.waits for each in queue):
+            self._wait_in(session, entry)
+            return
+        self._detach(entry)
+        if session is not None and session.waits:
+            session.entry = None
+            self._rest(session)
+        if queue and request is not None and not self._server_queues:
+            self._contended(entry)
+        elif queue:
+            self._try(entry)
+        else:
+            self._forget(entry)
+
+    def _contended(self, entry: Entry) -> None:
+        """Another client has it: requests that do not wait are refused, the others wait in the server's queue."""
+        for request in [each for each in entry.queue if not each.waits]:
+            entry.queue.remove(request)
+            request.state = "busy"
+            self._wake(request)
+        for request in entry.queue:
+            request.contended = True
+        if not entry.queue:
+            self._forget(entry)
+        elif self._idle_waits:
+            self._wait_in(self._idle_waits.pop(), entry)
+        elif max(1, len(self.holds)) + len(self.waits) < self.limit:  # one is kept for a hold session
+            session = Session(waits=True)
+            self.waits.append(session)
+            self.actions.append(Open(session))
+            self._wait_in(session, entry)
+        else:
+            entry.stage = "parked"
+            self._parked.append(entry)
+
+    def _wait_in(self, session: Session, entry: Entry) -> None:
+        entry.stage, entry.session, entry.shared = "waiting", session, entry.queue[0].shared
+        session.entry, session.held[entry.key] = entry, entry
+        session.cancelling = session.ended = False
+        session.used = True
+        if session.opened:
+            self.actions.append(Wait(session))
+
+    def _stop_waiting(self, entry: Entry) -> None:
+        """The queue is empty, or it waits as a writer and the writer gave up. What is asked or freed on a hold session
+        needs no more than its answer."""
+        session = entry.session
+        if entry.stage == "parked":
+            self._parked.remove(entry)
+            self._forget(entry)
+        elif entry.stage == "waiting" and session is not None:
+            if session.opened:
+                entry.stage = "stopping"
+                self._cancel(session)
+            elif entry.queue:
+                entry.shared = True
+            else:
+                self._detach(entry)
+                session.entry = None
+                self._forget(entry)
+
+    def _cancel(self, session: Session) -> None:
+        """Through a hold session: a cancel of libpq's would open a connection."""
+        sender = next((each for each in self.holds if each.opened), None)
+        if sender is None:
+            self._drop(session, ConnectionError("no request waits in it any more"))
+        else:
+            session.cancelling = True
+            self._say(sender, Op("cancel", target=session))
+
+    def _cancelled(self, session: Session | None) -> None:
+        if session is not None and not session.over:
+            session.cancelling = False
+            self._stopped(session)
+
+    def _stopped(self, session: Session) -> None:
+        """Go on when the wait has ended and the cancel is answered: a late cancel would hit the next statement."""
+        entry = session.entry
+        if session.ended and not session.cancelling and entry is not None:
+            self._unlock(entry)
+
+    def _say(self, session: Session, op: Op, driver: Request | None = None) -> Session | None:
+        """Send ``op`` now, or with what is sent next. Returns the session if the caller of ``driver`` sends it: a hold
+        session that is free."""
+        if driver is None or session.waits or session.flight or session.pending or not session.opened:
+            session.pending.append(op)
+            self._flush(session)
+            return None
+        session.flight.append(op)
+        session.used, session.driver, driver.session = True, driver, session
+        return session
+
+    def _flush(self, session: Session) -> None:
+        """Send in one statement what has come together while the last one was under way."""
+        pending = session.pending
+        if not pending or session.flight or session.over or not session.opened:
+            return
+        count = 0
+        while count < len(pending) and pending[count].verb not in ALONE:
+            count += 1
+        count = count or 1
+        session.flight, session.pending = pending[:count], pending[count:]
+        session.used = True
+        self.actions.append(Send(session))
+
+    # Sessions, and the room in the server's lock table
+
+    def _hold_session(self) -> Session:
+        """The first with room for one more; if all are full a new one, or beyond the limit the one with the fewest."""
+        for session in self.holds:
+            if len(session.held) < self.per_session:
+                return session
+        if self.holds and len(self.holds) + len(self.waits) >= self.limit:
+            return min(self.holds, key=lambda each: len(each.held))
+        session = Session(waits=False)
+        self.holds.append(session)
+        self.actions.append(Open(session))
+        return session
+
+    def _rest(self, session: Session) -> None:
+        """A wait session has nothing to wait for."""
+        if self._parked:
+            self._wait_in(session, self._parked.popleft())
+        elif len(self.holds) + len(self.waits) > self.kept:
+            self._end(session)
+        else:
+            self._idle_waits.append(session)
+
+    def _ask_room(self, session: Session) -> None:
+        """Before what is tried next in this session. One that is being opened asks in any case."""
+        if session.opened and not any(op.verb == "room" for op in session.flight + session.pending):
+            self._say(session, Op("room"))
+
+    def _set_room(self, session: Session, room: int | None) -> None:
+        """Refuse the keys that are about to be tried and for which there is no room."""
+        if room is None:
+            return
+        asking = [op.entry for op in session.pending if op.verb == "try" and op.entry is not None]
+        self.cap = len(self.entries) - len(asking) + max(0, room)
+        self._spend = min(SPEND, max(0, room - len(asking)) // SHARE)
+        self._due = min(self.cap, len(self.entries) + self._spend)
+        for entry in asking[max(0, room) :]:
+            session.pending = [op for op in session.pending if op.entry is not entry]
+            self._full = True
+            self._detach(entry)
+            self._forget(entry)
+            while entry.queue:
+                request = entry.queue.popleft()
+                request.state = "full"
+                self._wake(request)
+
+    def _end(self, session: Session) -> None:
+        for sessions in (self.holds, self.waits, self._idle_waits):
+            if session in sessions:
+                sessions.remove(session)
+        if not session.over:
+            session.over = True
+            if session.opened:
+                self.actions.append(Close(session))
+
+    def _drop(self, session: Session | None, error: Exception) -> None:
+        if session is None or session.over:
+            return
+        opened, ops = session.opened, session.flight + session.pending
+        session.pending = []
+        self._end(session)
+        for op in ops:
+            if op.verb == "cancel":
+                self._drop(op.target, error)
+        for entry in list(session.held.values()):
+            self._lose(entry, error, opened)
+        session.held.clear()
+        if self._parked and max(1, len(self.holds)) + len(self.waits) < self.limit:
+            self._contended(self._parked.popleft())
+
+    def _lose(self, entry: Entry, error: Exception, opened: bool) -> None:
+        entry.handed = 0
+        if (leaving := entry.leaving) is not None:
+            leaving.error, leaving.state, entry.leaving = error, "lost", None
+            self._wake(leaving)
+        for holder in entry.holders:
+            holder.error, holder.state = error, "lost"
+            self.actions.append(Lose(holder, error))
+        entry.holders = []
+        entry.losses += 1
+        if not opened or entry.losses >= MAX_LOSSES:
+            self._fail(entry, error)
+        entry.session = None
+        if entry.queue:
+            self._try(entry)
+        else:
+            self._forget(entry)
