@@ -44,7 +44,6 @@ AIMS = (
     *(Aim("lock pair", PAIR, 1 / 3, than) for than in ("redis-py Lock", "sqlalchemy-dlock")),
     Aim("lock, 32 tasks", "one AsyncClient", 1 / 2),
     Aim("lock hand-over, in a line", "16 tasks of one client", 1 / 20),
-    Aim("lock hand-over, alone", "another task of the same client", 1 / 20),
     Aim("lock pair, many held", "10,000 held", 2.0),
     *(
         Aim(f"{call}{on}, {where}", client, 1.3)

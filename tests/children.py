@@ -170,25 +170,18 @@ def rows(url: str) -> dict[str, int]:
 NONE = {"lease": 0, "beat": 0}
 
 
+OURS = "application_name ~ '^holdfast:[^:]*:[0-9]+$' and datname = current_database()"
+"""Sessions of clients whose URLs have no application_name."""
+
+
 def backends(url: str) -> list[int]:
     """The pids of holdfast's own sessions on this database."""
-    return [
-        pid
-        for (pid,) in query(
-            url,
-            "select pid from pg_stat_activity where application_name = 'holdfast' and datname = current_database()"
-            " order by backend_start",
-        )
-    ]
+    return [pid for (pid,) in query(url, f"select pid from pg_stat_activity where {OURS} order by backend_start")]
 
 
 def last_queries(url: str) -> list[str]:
     """The last statement of each of holdfast's sessions."""
-    rows = query(
-        url,
-        "select query from pg_stat_activity where application_name = 'holdfast' and datname = current_database()",
-    )
-    return [text for (text,) in rows]
+    return [text for (text,) in query(url, f"select query from pg_stat_activity where {OURS}")]
 
 
 def eventually(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> float:

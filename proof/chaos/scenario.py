@@ -26,7 +26,7 @@ _LEFT = {
     "rows": "select 'beat', cast(id as text), label from {0}beat union all select 'lease', name, holder from {0}lease",
     "locks": "select pid, classid, objid, mode from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",
     "connections": "select pid, application_name, state, wait_event, backend_start::text, query from pg_stat_activity "
-    "where application_name in ('holdfast', 'contender')",
+    "where application_name = 'contender' or application_name like 'holdfast:%'",
 }
 
 

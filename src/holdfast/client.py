@@ -200,6 +200,13 @@ class Client:
         space = self._locks or self._open_locks()
         return space.lock(space, name, timeout, shared, on_lost)
 
+    def _reserved_lock(self, namespace: str, number: int, *, timeout: float) -> Lock:
+        """A lock of holdfast's own, in a namespace that ``lock`` refuses."""
+        from holdfast.lock.terms import reserved
+
+        space = self._locks or self._open_locks()
+        return space.lock(space, reserved(namespace, number), timeout, False, "flag")
+
     def operation(
         self,
         key: OperationKey | str | Callable[..., OperationKey | str],

@@ -23,6 +23,8 @@ from holdfast.names import check_name
 MOST_SHARDS = 1024
 _HEX = frozenset("0123456789abcdef")
 _NO_PARAMS = canonical.digest({})
+_LOCK_PREFIX = 7847
+"""The first 16 bits of the locks of operations, as ``lock_label`` in the database knows them."""
 _PLAIN, _PLAIN_LOCK = canonical.encode("holdfast plain operation"), canonical.encode("holdfast plain lock")
 _NEEDED = ("pipeline", "task", "dataset", "operation")
 _NAMES = (*_NEEDED, "version", "checksum", "bucket")
@@ -84,7 +86,7 @@ class OperationKey:
 
     @cached_property
     def lock_key(self) -> int:
-        """The key of its advisory lock, a signed 64-bit hash of dataset, operation and shard."""
+        """The key of its advisory lock, from a hash of dataset, operation and shard."""
         return lock_key(self.dataset, self.operation, self.shard)
 
     def _check_whole(self, why: str = "sovereign") -> None:
@@ -124,7 +126,7 @@ class PlainKey:
 
     @cached_property
     def lock_key(self) -> int:
-        return int.from_bytes(_hash_plain(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
+        return _lock_key(_hash_plain(_PLAIN_LOCK, self.text))
 
     def _check_whole(self, why: str = "sovereign") -> None:
         """Nothing to check: a plain key has one lock."""
@@ -166,9 +168,9 @@ def label_of(
 
 
 def lock_key(dataset: str, operation: str, shard: int | None = None) -> int:
-    """The key of an advisory lock: 64 bits, signed. If two collide, one operation waits for the other; they never share
-    the lock."""
-    return _bits(("holdfast lock", dataset, operation, shard))
+    """The key of an advisory lock: 48 bits of a hash behind a prefix, by which listings recognise it. If two collide,
+    one operation waits for the other; they never share the lock."""
+    return _lock_key(sha256(canonical.encode(("holdfast lock", dataset, operation, shard))))
 
 
 def time_bucket(when: datetime, every: timedelta | float, *, zone: tzinfo | None = None) -> str:
@@ -230,5 +232,5 @@ def _hash_plain(purpose: bytes, text: str) -> Any:
     return sha256(b"l%d:%b" % (len(body), body))
 
 
-def _bits(parts: tuple[object, ...]) -> int:
-    return int.from_bytes(sha256(canonical.encode(parts)).digest()[:8], "big", signed=True)
+def _lock_key(content: Any) -> int:
+    return _LOCK_PREFIX << 48 | int.from_bytes(content.digest()[:6], "big")

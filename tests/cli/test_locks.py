@@ -90,7 +90,9 @@ def test_locks_of_anybody_are_listed_with_who_blocks_whom(postgres_url: str) -> 
             ("agent", -7, "exclusive"),
         ]
         holds, waits = (each for each in records if each["name"] == "nightly import")
-        assert (holds["granted"], holds["blocked_by"], holds["application_name"]) == (True, [], "holdfast")
+        assert (holds["granted"], holds["blocked_by"], holds["waiting"]) == (True, [], 1)
+        assert holds["application_name"] == f"holdfast:{holds['holder']}"
+        assert holds["holder"].split(":")[1] == str(os.getpid())
         assert (waits["granted"], waits["blocked_by"], waits["state"]) == (False, [holds["pid"]], "active")
         assert {each["pid"] for each in records} == {pid, other, holds["pid"], waits["pid"]}
         assert all(each["duration"] >= 0 for each in records)
@@ -128,7 +130,7 @@ def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
 
         mine = (None, f"session of {label}", "exclusive", True)
         standby = (None, f"session of {label}", "shared", False)
-        listens = ("waits for a lease", None, "shared", True)
+        listens = (None, "waiter of lease sweep", "shared", True)
         ready = (None, "session without a lease", "exclusive", True)
         eventually(lambda: seen() >= {mine, standby, listens, ready}, "all of them are there")
 

@@ -118,29 +118,31 @@ def screen(url: str, listing: str, columns: int) -> str:
 
 
 def lock_screen(url: str, columns: int) -> str:
-    """Pids and durations of locks are the server's. The terminal is wider by what they take more than in the file."""
-    usual = {"pid": "4242", "for": "2 m 07 s"}
-    taken = {title: len(text) for title, text in usual.items()}
+    """Pids, holders and durations of locks are the server's. The terminal is wider by what they take more than in the
+    file."""
+    usual = {"pid": "4242", "for": "2 m 07 s", "holder": "web-1:4242", "blocked by": "4242"}
+    extra = 0
     while True:
-        extra = sum(taken.values()) - sum(map(len, usual.values()))
-        text = screen(url, "locks", columns + extra)
-        heading, *lines = text.splitlines()
-        cells = {title: re.search(rf"\b{title} +", heading) for title in usual}
-        widths = {title: len(cell[0]) - 2 for title, cell in cells.items() if cell}
-        if widths == taken:
+        heading, *lines = screen(url, "locks", columns + extra).splitlines()
+        rows = [line for line in lines if not line.startswith("hidden: ")]
+        cells = {title: cell for title in usual if (cell := re.search(rf"(?<= ){title}(  +|$)", heading))}
+        texts = {title: [row[slice(*cell.span())].strip() for row in rows] for title, cell in cells.items()}
+        needed = sum(max(len(title), *map(len, texts[title])) - max(len(title), len(usual[title])) for title in cells)
+        if needed == extra:
             break
-        taken = widths
+        extra = needed
     shown = []
-    blocker = re.compile(r"(?<=waits {4}2 m 07 s {2})\d+( *)")
-    for original in (heading, *lines):
+    for original in (heading, *rows):
         line = original
-        for title in () if line.startswith("hidden: ") else ("for", "pid"):  # from the right: the rest stays in place
-            start, end = cells[title].span()  # type: ignore[union-attr]
-            cell = line[start:end].strip()
-            replaced = cell if cell in (title, "-") else usual[title]
-            line = f"{line[:start]}{replaced:<{len(usual[title])}}  {line[end:]}"
-        shown.append(blocker.sub(lambda pid: f"{'4242':<{len(pid[0]) if pid[1] else 0}}", line))
-    return "\n".join(shown) + "\n"
+        for title in reversed(cells):  # from the right: the rest stays in place
+            start, end = cells[title].span()
+            end = len(line) if not cells[title][1] else end
+            content = line[start:end].strip()
+            replaced = content if content in (title, "-") else usual[title]
+            width = max(len(title), len(usual[title]))
+            line = f"{line[:start]}{replaced:<{width}}  {line[end:]}".rstrip()
+        shown.append(line)
+    return "\n".join([*shown, *(line for line in lines if line.startswith("hidden: "))]) + "\n"
 
 
 @pytest.mark.parametrize("columns", WIDTHS)

@@ -19,14 +19,14 @@ from tests.conftest import MAJORS, NEWEST, for_one_test, server
 
 Connect = Callable[..., Any]
 TABLES = [
-    "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit",
-    "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal", "wal_late",
-    "outbox", "review", "relay", "parked",
+    "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "lock_hold",
+    "audit", "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal",
+    "wal_late", "outbox", "review", "relay", "parked",
 ]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
     "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
-    "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
+    "lease_protect_at_commit", "lock_namespace", "lock_note", "lock_holds", "lock_label", "audit_begin", "audit_end",
     "object_put", "object_swap", "object_put_many", "object_delete", "object_get", "object_get_by_name", "object_list",
     "object_cursor", "object_changes",
     "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_match",

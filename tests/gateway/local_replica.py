@@ -28,14 +28,14 @@ class LocalReplica:
         self.requested_locks: list[Any] = []
         """The names of the locks that the replica has requested."""
         self.lock_requested = asyncio.Event()
-        lock = gateway.client.lock
+        lock = gateway.client._reserved_lock
 
-        def spy(name: Any, **options: Any) -> Any:
-            self.requested_locks.append(name)
+        def spy(namespace: str, number: int, **options: Any) -> Any:
+            self.requested_locks.append((namespace, number))
             self.lock_requested.set()
-            return lock(name, **options)
+            return lock(namespace, number, **options)
 
-        gateway.client.lock = spy  # type: ignore[method-assign]
+        gateway.client._reserved_lock = spy  # type: ignore[method-assign]
 
     async def hook(self, kind: str, session: str = "s", **more: Any) -> httpx.Response:
         return await self.http.post(f"/hook/{kind}", json={"session_id": session, **SAID, **more})

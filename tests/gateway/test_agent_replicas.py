@@ -54,7 +54,9 @@ def all_wait(client: holdfast.Client, number: int) -> None:
 
     def in_line() -> int:
         locks = client.locks.list()
-        return sum(not each.granted and (each.namespace, each.entity_id) == ("agent", number) for each in locks)
+        return sum(
+            not each.granted and (each.namespace, each.entity_id) == ("holdfast:agent", number) for each in locks
+        )
 
     eventually(lambda: in_line() == 3, "each replica waits for the lock")
 
@@ -65,7 +67,7 @@ def test_hooks_of_one_agent_are_handled_one_after_the_other(
     starts = [pool.submit(hook, each, "session-start", "one", cwd="/srv/one") for each in replicas * 3]
     [number] = {start.result().json()["agent"] for start in starts}  # nine at once have found, or made, the same one
 
-    with client.lock(("agent", number)):
+    with client._reserved_lock("agent", number, timeout=15.0):
         prompts: list[Future[httpx.Response]] = [
             pool.submit(hook, each, "user-prompt-submit", "one", prompt="go on") for each in replicas * 7
         ]
@@ -86,7 +88,7 @@ def test_hooks_of_different_agents_do_not_wait_for_each_other(
 ) -> None:
     busy, idle = (hook(replicas[0], "session-start", session).json()["agent"] for session in ("busy", "idle"))
     assert busy != idle
-    with client.lock(("agent", busy)):
+    with client._reserved_lock("agent", busy, timeout=15.0):
         waits = [pool.submit(hook, each, "user-prompt-submit", "busy", prompt="?") for each in replicas]
         all_wait(client, busy)
         for each in replicas:
@@ -95,7 +97,7 @@ def test_hooks_of_different_agents_do_not_wait_for_each_other(
         assert not any(each.done() for each in waits)
         held = replicas[0].http.get("/api/advisory-locks").json()
         assert held["count"] == len(held["locks"])
-        assert [each["entity_id"] for each in held["locks"] if each["namespace"] == "agent"] == [busy]
+        assert [each["entity_id"] for each in held["locks"] if each["namespace"] == "holdfast:agent"] == [busy]
         assert held["waiting"] >= 3, "beside those who stand by to lead"
     assert sorted(each.result().json()["turn"] for each in waits) == [1, 2, 3]
 
@@ -104,7 +106,7 @@ def test_of_injections_through_all_replicas_one_is_made(
     replicas: list[Replica], client: holdfast.Client, pool: ThreadPoolExecutor
 ) -> None:
     number = hook(replicas[0], "session-start", "injected").json()["agent"]
-    with client.lock(("agent", number)):
+    with client._reserved_lock("agent", number, timeout=15.0):
         path, body = f"/agents/{number}/injection", {"prompt": "be brief"}
         answers = [pool.submit(each.http.post, path, json=body) for each in replicas]
         all_wait(client, number)  # and each has read the record before

@@ -21,7 +21,7 @@ async def test_a_deferred_stop_sleeps_without_the_lock(local: LocalReplica) -> N
     await stopped(local)
     while local.gateway.agents.waiting_stops == 0:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    async with local.other.lock(("agent", 1), timeout=0):
+    async with local.other._reserved_lock("agent", 1, timeout=0):
         assert (await local.get("/hook/status"))["waiting_stops"] == 1
     assert await local.commands() == [("running", None)]
 
@@ -45,7 +45,7 @@ async def test_a_deferred_stop_that_comes_first_leaves_nothing_to_the_end_of_the
 async def test_a_deferred_stop_reads_anew_under_the_lock(local: LocalReplica) -> None:
     due = await stopped(local)
     local.lock_requested.clear()
-    async with local.other.lock(("agent", 1)):
+    async with local.other._reserved_lock("agent", 1, timeout=15.0):
         waits = asyncio.create_task(hooks.stop(local.gateway, due))
         await local.lock_requested.wait()
         await local.amend(stop_at=None)  # the agent goes on, says another replica

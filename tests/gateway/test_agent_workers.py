@@ -55,7 +55,7 @@ async def test_a_worker_skips_a_locked_agent_and_comes_back(
     assert (await workers.sweep(local.gateway, worker)).done == [], "nothing is wrong with it"
     await make_due(local, tmp_path)
     before = await local.get("/agents/1")
-    async with local.other.lock(("agent", 1)):
+    async with local.other._reserved_lock("agent", 1, timeout=15.0):
         swept = await workers.sweep(local.gateway, worker)
         assert (swept.done, swept.skipped) == ([], [1])
         assert await local.get("/agents/1") == before
@@ -127,7 +127,7 @@ async def test_a_worker_has_one_agent_at_a_time_and_reads_it_anew(local: LocalRe
     held: list[list[bool]] = []
 
     async def work(gateway: Gateway, stored: records.StoredAgent, now: float) -> None:
-        tries = [await local.other.lock(("agent", number)).try_acquire() for number in (1, 2, 3)]
+        tries = [await local.other._reserved_lock("agent", number, timeout=15.0).try_acquire() for number in (1, 2, 3)]
         held.append([grant is None for grant in tries])
         for grant in tries:
             if grant is not None:

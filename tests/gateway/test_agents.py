@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.gateway import agents as package
 from holdfast.gateway.agents import records, workers
+from tests.children import PATIENCE
 from tests.conftest import fresh
 from tests.gateway.local_replica import SAID, LocalReplica, open_local_replica
 
@@ -44,7 +48,7 @@ async def test_a_hook_correlates_without_a_lock_then_takes_it_and_gives_up_in_ti
     local: LocalReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert records.LOCK_TIMEOUT == 15.0
-    async with local.other.lock(("agent", 1)):
+    async with local.other._reserved_lock("agent", 1, timeout=15.0):
         with monkeypatch.context() as patched:
             patched.setattr(records, "LOCK_TIMEOUT", 0.1)
             busy = await local.hook("session-start")
@@ -61,7 +65,7 @@ async def test_a_hook_correlates_without_a_lock_then_takes_it_and_gives_up_in_ti
 async def test_state_is_read_under_the_lock_and_not_before_it(local: LocalReplica) -> None:
     await local.send_hooks("user-prompt-submit")
     local.lock_requested.clear()
-    async with local.other.lock(("agent", 1)):
+    async with local.other._reserved_lock("agent", 1, timeout=15.0):
         waits = asyncio.create_task(local.send_hooks("user-prompt-submit"))
         await local.lock_requested.wait()
         await local.amend(turns=41, pending=[])
@@ -71,7 +75,7 @@ async def test_state_is_read_under_the_lock_and_not_before_it(local: LocalReplic
 async def test_the_status_takes_no_lock(local: LocalReplica) -> None:
     await local.send_hooks("session-start")
     local.requested_locks.clear()
-    async with local.other.lock(("agent", 1)):
+    async with local.other._reserved_lock("agent", 1, timeout=15.0):
         status = await local.get("/hook/status")
     assert local.requested_locks == []
     assert status["hooks"] == {"session-start": 1}
@@ -118,7 +122,7 @@ async def test_of_two_injections_at_once_one_is_made_and_told_once(local: LocalR
     await local.send_hooks("session-start")
     body = {"prompt": "You look after the tests.", "skills": ["pytest"]}
     local.requested_locks.clear()
-    async with local.other.lock(("agent", 1)):
+    async with local.other._reserved_lock("agent", 1, timeout=15.0):
         both = [asyncio.create_task(local.http.post("/agents/1/injection", json=body)) for _ in range(2)]
         while len(local.requested_locks) < 2:  # noqa: ASYNC110 - both have looked before: neither was made
             await asyncio.sleep(0)
@@ -137,13 +141,42 @@ async def test_all_locks_that_are_held_are_told_with_their_count(tmp_path: Path,
     url = fresh() if engine == "postgres" else f"sqlite:///{tmp_path / 'app.db'}"
     async with open_local_replica(url, tmp_path) as local:
         await local.send_hooks("session-start")
-        async with local.other.lock(("agent", 1)), local.other.lock(("agent", -2)):
+        async with local.other._reserved_lock("agent", 1, timeout=15.0), local.other.lock(("agent", 1)):
             found = await local.get("/api/advisory-locks")
             assert found["count"] == len(found["locks"]) >= 2
             held = {(each["namespace"], each["entity_id"]) for each in found["locks"]}
-            assert held >= {("agent", 1), ("agent", -2)}
+            assert held >= {("holdfast:agent", 1), ("agent", 1)}
         left = (await local.get("/api/advisory-locks"))["locks"]
-        assert not {"agent"} & {each["namespace"] for each in left}, "but those of the replica's own leases"
+        assert not {"agent", "holdfast:agent"} & {each["namespace"] for each in left}, (
+            "but those of the replica's own leases"
+        )
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_the_age_of_a_lock_is_the_same_in_the_api_and_on_the_dashboard(tmp_path: Path, engine: str) -> None:
+    url = fresh() if engine == "postgres" else f"sqlite:///{tmp_path / 'app.db'}"
+    async with open_local_replica(url, tmp_path) as local, local.other.lock("long"):
+        since = time.time()
+        page = re.compile(r'title="long".*?data-for="([0-9.]+)"', re.DOTALL)
+
+        async def listed(path: str) -> Any:
+            async with local.other.lock("short"):
+                return next((each for each in (await local.get(path))["locks"] if each["name"] == "long"), {})
+
+        async def has_age() -> bool:
+            ages = [(await listed(path)).get("duration") for path in ("/api/advisory-locks", "/api/locks")]
+            shown = page.search((await local.http.get("/")).text)
+            if shown is None or None in ages:
+                return False
+            ages.append(time.time() - float(shown[1]))
+            return all(time.time() - since - 1 < each < time.time() - since + 1 for each in ages)
+
+        async with asyncio.timeout(PATIENCE):
+            while time.time() - since < 2 or not await has_age():  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.1)
+        every = await listed("/api/locks")
+        assert (await listed("/api/advisory-locks")).keys() == every.keys()
+        assert every["holder"].split(":")[1] == str(os.getpid())
 
 
 def test_no_lock_of_this_process_keeps_anybody_from_an_agent() -> None:

@@ -108,7 +108,8 @@ ANSWERED = {
     "LeaseRecord": "acquired_at expires_at fence holder host info name pid remaining waiting",
     "HistoryRecord": "acquired_at actor ended_at fence holder host name outcome pid reason",
     "LockAnswer": (
-        "application_name blocked_by duration entity_id granted label mode name namespace pid query_start state"
+        "application_name blocked_by duration entity_id granted held_since holder label mode name namespace pid "
+        "query_start state waiting"
     ),
     "OperationAnswer": (
         "attempt created_at dataset effect_started error expires_at failures fence key label operation pipeline "

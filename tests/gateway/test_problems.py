@@ -35,8 +35,10 @@ def ended(outcome: str, ago: float = 10.0, name: str = "job", actor: str | None 
 
 def lock(waited: float, *, granted: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
-        label="(agent, 7)", pid=8, application_name="app", granted=granted, duration=waited, blocked_by=(9,)
-    )
+        label="(agent, 7)", namespace="agent", entity_id=7, name=None, pid=8, holder="host:8", application_name="app",
+        granted=granted, duration=waited, waiting=1,
+        blocked_by=(9,),
+    )  # fmt: skip
 
 
 def relay(**more: Any) -> SimpleNamespace:

@@ -120,7 +120,7 @@ def cancel_commit_waits(server: Postgres, stop: threading.Event) -> None:
     while not stop.wait(0.02):
         server.execute(
             "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
-            " and application_name in ('holdfast', 'user')"
+            " and (application_name = 'user' or application_name like 'holdfast:%')"
         )
 
 

@@ -81,7 +81,7 @@ async def test_by_default_a_client_has_fifteen_sessions_and_ten_more_and_waits_i
         for seconds in (0.1, 1, 10, 60):  # until it is answered in time that it is held
             with pytest.raises(holdfast.AcquireTimeout) as refused:
                 await client.lock("one more").acquire(timeout=seconds)
-            if "is held by another holder" in str(refused.value):  # it waited, and in no line but ours
+            if "is held by" in str(refused.value):  # it waited, and in no line but ours
                 break
         else:
             pytest.fail(str(refused.value))

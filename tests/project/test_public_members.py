@@ -61,8 +61,8 @@ PUBLIC = {
     "database.migrate Migrations": "version status scripts text up down governed foundation",
     "lease.records LeaseRecord": "name holder fence acquired_at expires_at host pid info remaining waiting",
     "lease.records HistoryRecord": "name holder host pid fence acquired_at ended_at outcome actor reason",
-    "lock.records LockRecord": "pid application_name state query_start namespace entity_id name mode granted duration "
-    "blocked_by label",
+    "lock.records LockRecord": "pid holder application_name state query_start namespace entity_id name mode granted "
+    "held_since duration waiting blocked_by label as_dict",
     "objects.model ObjectRecord": "type id name payload labels version created_at updated_at",
     "governance.audit_record AuditRecord": "id at actor role action subject reason fence detail outcome ended_at",
     "lineage.records RelayRecord": "name holder told entries lag parked problem since moved_at fence cursor",

@@ -10,10 +10,6 @@ from holdfast.cli import completion
 from holdfast.cli.app import Integer, actor_option, listing_options, open_client, reason_option, watch_options
 
 Locks = list[Any]
-FIELDS = (
-    "pid", "application_name", "state", "query_start", "namespace", "entity_id", "name", "mode", "granted", "duration",
-    "blocked_by",
-)  # fmt: skip
 
 
 @click.group(invoke_without_command=True)
@@ -40,8 +36,8 @@ def locks(context: click.Context, /, **options: Any) -> None:
     from holdfast.cli.watch_mode import View, show
 
     columns = (
-        Column("lock", 14), Column("pid"), Column("granted"), Column("for"), Column("blocked by", 10), Column("mode"),
-        Column("application", 8), Column("state", 6),
+        Column("lock", 14), Column("pid"), Column("granted"), Column("for"), Column("holder", 8), Column("waiting"),
+        Column("blocked by", 10), Column("mode"), Column("state", 6),
     )  # fmt: skip
     with open_client(context) as client:
         show(View(client.locks.list, columns, _rows, _identity, _count, _as_json), **options)
@@ -81,7 +77,7 @@ def end(context: click.Context, pid: int, reason: str, actor: str) -> None:
 
 
 def _as_json(records: Locks) -> list[dict[str, Any]]:
-    rows = [{field: getattr(lock, field) for field in FIELDS} for lock in records]
+    rows = [lock.as_dict() for lock in records]
     for row in rows:
         row["duration"] = None if row["duration"] is None else round(row["duration"], 3)
     return rows
@@ -92,19 +88,19 @@ def _rows(records: Locks) -> list[tuple[object, ...]]:
 
     return [
         (lock.label, lock.pid, state("yes" if lock.granted else "waits"),
-         None if lock.duration is None else format_duration(lock.duration), ", ".join(map(str, lock.blocked_by)),
-         lock.mode, lock.application_name, lock.state)
+         None if lock.duration is None else format_duration(lock.duration), lock.holder or lock.application_name,
+         lock.waiting or None, ", ".join(map(str, lock.blocked_by)), lock.mode, lock.state)
         for lock in records
     ]  # fmt: skip
 
 
 def _identity(records: Locks) -> object:
-    return [(lock.label, lock.pid, lock.granted, lock.blocked_by) for lock in records]
+    return [(lock.label, lock.pid, lock.granted, lock.waiting, lock.blocked_by) for lock in records]
 
 
 def _count(records: Locks) -> str:
     if not records:
         return "no lock is held"
-    waiting = sum(not lock.granted for lock in records)
-    held = len(records) - waiting
+    held = sum(lock.granted for lock in records)
+    waiting = sum({(lock.namespace, lock.entity_id, lock.name): lock.waiting for lock in records}.values())
     return f"{held} lock{'s' if held != 1 else ''} held" + (f", {waiting} waiting" if waiting else "")

@@ -7,6 +7,7 @@ the kernel drops when the process dies: the proof that a session still lives, or
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -29,6 +30,8 @@ _WAITERS = 7846 << 48
 """The first offset that belongs to a name; SESSION_KEYS of the background thread are below it."""
 _PLACES = 1 << 16
 """Offsets of a name. A waiter takes one by chance, and another one if that is taken."""
+_STAMPS = 4096
+"""Places for stamps in the file itself."""
 
 
 def _first_place(name: str) -> int:
@@ -175,6 +178,15 @@ class SessionLocks:
 
     def drop(self, key: int) -> None:
         self._set(fcntl.F_UNLCK, key)
+
+    def stamp(self, key: int) -> None:
+        """Show the others that the session that has locked ``key`` is running. Some keys share a stamp."""
+        os.pwrite(self._descriptor, struct.pack("d", now()), key % _STAMPS * 8)
+
+    def stamp_age(self, key: int) -> float:
+        """Seconds since ``key`` was stamped."""
+        stamp = os.pread(self._descriptor, 8, key % _STAMPS * 8)
+        return now() - struct.unpack("d", stamp)[0] if len(stamp) == 8 else math.inf
 
     def is_free(self, key: int, length: int = 1) -> bool:
         """Whether no other process has locked any of ``length`` bytes from ``key`` on (0: all of them)."""

@@ -27,6 +27,7 @@ from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.runtime import forks
 from holdfast.runtime.clock import now
+from holdfast.runtime.identity import application_name
 
 _DECODE: dict[int, Callable[[bytes], Any]] = {
     16: b"t".__eq__, 20: int, 21: int, 23: int, 700: float, 701: float, 1700: float,
@@ -318,7 +319,10 @@ def connect(database: Database, timeout: float, *, for_examination: bool = False
     ``for_examination``: to the first host that answers, a standby too.
     """
     deadline = now() + timeout
-    target = make_conninfo(database.target, target_session_attrs="any") if for_examination else database.target
+    client = conninfo_to_dict(database.target).get("application_name") or os.environ.get("PGAPPNAME")
+    target = make_conninfo(database.target, application_name=application_name(str(client or "")))
+    if for_examination:
+        target = make_conninfo(target, target_session_attrs="any")
     attempts = _attempts(target)
     problems: list[str] = []
     cause: Exception | None = None

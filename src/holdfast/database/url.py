@@ -18,7 +18,6 @@ _DEFAULTS = {
     "keepalives_interval": "1",
     "keepalives_count": "2",
     "tcp_user_timeout": "3000",
-    "fallback_application_name": "holdfast",
 }
 
 _ENCODING = {"client_encoding": "UTF8"}

@@ -3,7 +3,8 @@ thread, by the executor of ``executor_async``.
 
 Ctrl-C, or what else raises in a thread from outside, may interrupt a caller at any point. Its request is then handed to
 the background thread, which no signal interrupts: it reads what is outstanding, unlocks the key, and gives the session
-back (``LoopExecutor.finish``).
+back (``LoopExecutor.finish``). If the interrupt hits an event of the pool, all sessions are closed, and all grants of
+the client are reported as lost (``LoopExecutor.repair``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.lock import background
 from holdfast.lock.executor_async import CALL_TIMEOUT, LoopExecutor
-from holdfast.lock.pool import Pool, Request, Session
+from holdfast.lock.pool import LockRequest, LockSession, Pool
 from holdfast.lock.terms import Key, State
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import NAP, Owner, Wakeup
@@ -40,8 +41,10 @@ def owner() -> object:
     return _me.owner
 
 
-def _wake(request: Request) -> None:
-    request.waker.set()
+def _wake(request: LockRequest) -> None:
+    waker, request.since = request.waker, now()
+    if waker is not None:  # else it has seen its state, and is being released already
+        waker.set()
 
 
 class Executor:
@@ -52,14 +55,15 @@ class Executor:
         self._core: LoopExecutor | None = None
         self._starting = threading.RLock()  # a signal handler may need it in the thread that has it
 
-    def acquire(self, request: Request, timeout: float) -> State:
-        """The state of the request, once it is decided; "gone" after ``timeout``. When it raises, nothing of it
-        stays."""
+    def acquire(self, request: LockRequest, timeout: float) -> State:
+        """The state of the request, once it is decided; "gone" after ``timeout``. When it raises, the background thread
+        removes what is left of it."""
         core = self._core or self._start()
-        request.owner = me = _me.owner
+        request.owner = request.caller = me = _me.owner
         if request.key not in core.labels:
             core.remember(request)
-        request.deadline = deadline = now() + timeout
+        request.since = time = now()
+        request.deadline = deadline = time + timeout
         if core.pool.writer is me:
             raise self._interrupted()
         try:
@@ -68,23 +72,21 @@ class Executor:
                     pool = core.pool
                     if pool.writer is None:
                         session = pool.acquire(request)
-                        if session is None and request.state == "queued":
-                            self._prepare_to_wait(request, me)
                         break
                 self._await_repair(core, pool, deadline)
             if session is not None:
-                if not self._drive(core, pool, session, request, timeout):
+                if not self._drive(core, pool, session, request, False, timeout):
                     return "gone"
             elif pool.actions:
                 core.post(core.carry_out)
-            if request.state == "queued" and not self._wait(core, pool, request, deadline):
+            if request.state == "queued" and not self._wait(core, pool, request, "queued", deadline):
                 return "gone"
             return request.state
         except BaseException:
             self._break_off(core, request, me)
             raise
 
-    def release(self, request: Request) -> None:
+    def release(self, request: LockRequest) -> None:
         """When it returns, the request is "released" if it was held until then."""
         core, me = self._core, _me.owner
         if core is None:
@@ -93,28 +95,29 @@ class Executor:
             if me is background.THREAD or core.pool.writer is me:  # the garbage collector ends a block here
                 core.post(core.finish, request)
                 return
-            request.waker, session, leaves = None, None, False
+            request.waker, request.caller, session = None, me, None
             with core.mutex:
                 pool = core.pool
                 if pool.writer is None:
                     session = pool.release(request, me)
-                    if leaves := session is None and request.state == "held":
-                        self._prepare_to_wait(request, me)
                     if pool.wakes:
                         core.wake_decided()
-                else:
-                    core.post(core.recover)
-            if session is not None:
-                leaves = self._drive(core, pool, session, request, CALL_TIMEOUT) and request.state == "held"
+            is_answered = session is None or self._drive(core, pool, session, request, True, CALL_TIMEOUT)
+            if pool.writer is not None:
+                core.post(core.recover)
             elif pool.actions:
                 core.post(core.carry_out)
-            if leaves and not self._wait(core, pool, request, now() + CALL_TIMEOUT + 1.0):
+            if (
+                request.state == "held"
+                and is_answered
+                and not self._wait(core, pool, request, "held", now() + CALL_TIMEOUT + 1.0)
+            ):
                 raise Unanswered(f"{self.database} did not answer in time")
         except BaseException:
             self._break_off(core, request, me)
             raise
 
-    def abandon(self, request: Request) -> None:
+    def abandon(self, request: LockRequest) -> None:
         """Release it, whatever its state, and do not wait for it."""
         if self._core is not None:
             self._core.post(self._core.finish, request)
@@ -157,42 +160,28 @@ class Executor:
             self._core = self._core or core  # a signal handler may have made one meanwhile
             return self._core
 
-    def _drive(self, core: LoopExecutor, pool: Pool, session: Session, request: Request, timeout: float) -> bool:
-        """Send ``session.flight``, which is one op of this request, and wait for the answer. False: none in time."""
+    def _drive(
+        self, core: LoopExecutor, pool: Pool, session: LockSession, request: LockRequest, unlocks: bool, timeout: float
+    ) -> bool:
+        """Send the own try or unlock of a request, and wait for the answer. False: none in time."""
         try:
-            answer = session.wire.run(
-                session.flight[0], timeout * 1e3 if timeout < CALL_TIMEOUT else background.patience
-            )
+            patience = background.patience if timeout >= CALL_TIMEOUT else max(0.0, timeout) * 1e3
+            answer = session.wire.run(request.entry, unlocks, patience)
         except EngineError as error:
-            with core.mutex:
-                request.waker = Wakeup()
             core.post(core.fail, session, error)
             if request.state == "held" and isinstance(error, Refused):  # the release is tried again without its caller
                 raise
             return True
         if answer is None:
-            request.owner = None  # this thread is out of the call, see _prepare_to_wait
+            request.caller = None  # this thread is out of the call, see _wait
             core.post(core.finish, request)
             return False
         with core.mutex:
             if pool.writer is None:
-                pool.answered(session, (answer,), request.owner)
-                if pool.wakes:
-                    core.wake_decided()
-            if request.state == "queued":
-                request.waker = Wakeup()
-        if pool.actions or session.over:
+                pool.driven(session, answer, request.caller)
+        if pool.actions or pool.wakes or session.over or pool.writer is not None:
             core.post(core.let_go, session)
-        if pool.writer is not None:
-            core.post(core.recover)
         return True
-
-    def _prepare_to_wait(self, request: Request, me: object) -> None:
-        """Under the mutex. Unreachable if the answer would have to come through a call of this very thread."""
-        request.waker = Wakeup()
-        session = request.entry.session if request.entry is not None else None
-        if session is not None and session.driver is not None and session.driver.owner is me:
-            raise self._interrupted()
 
     def _interrupted(self) -> Unreachable:
         return Unreachable(
@@ -200,24 +189,30 @@ class Executor:
             "wait for itself. Lock in another thread"
         )
 
-    def _wait(self, core: LoopExecutor, pool: Pool, request: Request, deadline: float) -> bool:
-        """Wait until the state is decided; False if it is not in time. In naps: Python handles a signal that arrives
-        just before a wait only after it; and a pool that was given up may not wake everybody."""
-        undecided = request.state
-        while not request.waker.wait(max(0.0, min(deadline - now(), NAP))) and request.state == undecided:
+    def _wait(self, core: LoopExecutor, pool: Pool, request: LockRequest, undecided: State, deadline: float) -> bool:
+        """Wait until the state is decided; False if it is not in time. Unreachable if the answer would have to come
+        through a call of this very thread. The pool sets the state before it looks for the waker, so none is missed.
+        In naps: Python handles a signal that arrives just before a wait only after it; and a pool that was given up may
+        not wake everybody."""
+        request.waker = waker = Wakeup()
+        session = None if request.entry is None else request.entry.session
+        driver = None if session is None else session.driver
+        if driver is not None and driver is not request and driver.caller is request.caller:
+            raise self._interrupted()
+        while request.state == undecided and not waker.wait(max(0.0, min(deadline - now(), NAP))):
             if core.pool is not pool:
                 request.state, request.error = "failed", Unanswered("an interrupt broke the locks of this client off")
             elif now() >= deadline:
                 with core.mutex:
                     if pool.writer is None:
-                        pool.give_up(request, request.owner)
+                        pool.give_up(request, request.caller)
                 core.post(core.finish, request)
                 return False
         return True
 
-    def _break_off(self, core: LoopExecutor, request: Request, me: object) -> None:
+    def _break_off(self, core: LoopExecutor, request: LockRequest, me: object) -> None:
         """An exception has ended the call. If it was in the middle of an event, this thread may call again."""
-        request.owner = None
+        request.caller = None
         if core.pool.writer is me:
             core.pool.writer = core
         core.post(core.finish, request)

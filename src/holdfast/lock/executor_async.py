@@ -4,13 +4,12 @@ An AsyncClient has one on its own loop. A Client has one on the loop of a backgr
 threads do not send themselves (``executor``). It decides nothing about locks.
 
 Every event goes to the pool under ``mutex``. An interrupt during an event leaves the pool half changed. The next event
-notices it, and ``_repair`` closes all sessions, reports every grant as lost, and begins with a new pool.
+notices it, and ``repair`` closes all sessions, reports every grant as lost, and begins with a new pool.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import select
@@ -18,15 +17,14 @@ import threading
 from asyncio import AbstractEventLoop, current_task, get_running_loop
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
 from holdfast.database.socket_ready import is_readable
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Unanswered
 from holdfast.lock import background, wire
-from holdfast.lock.pool import Close, Lose, Open, Pool, Request, Send, Session, Wait
+from holdfast.lock.pool import Action, Close, LockRequest, LockSession, Lose, Note, Open, Pool, Send, Wait
 from holdfast.lock.terms import Key
 from holdfast.lock.wire import LockWire
 from holdfast.runtime.clock import now
@@ -39,37 +37,47 @@ CALL_TIMEOUT = 10.0
 """Seconds for a statement that never waits. A session that does not answer in this time is given up."""
 SWEEP = 0.6
 """Seconds between two sweeps."""
+YOUNG = 0.1
+"""Seconds that a lock is held before the database is told of it."""
+NOTE_PAUSE = 3.0
+"""Seconds after which a note that was not written is repeated."""
 MAX_NAMES = 10_000
+Wake = Callable[[LockRequest], None]
+"""Wakes the caller of a request that is decided."""
 _HANG_UP = getattr(select, "EPOLLRDHUP", 0)
 
 
 class LoopExecutor:
-    """``shared``: callers' threads use the hold sessions, too. Then the loop reads from such a session only while it
-    has sent something itself; else an answer for a thread would wake it. ``waiting``: all requests that wait, where an
-    interrupt may hit the loop: it may have taken one out of its queue."""
+    """``shared``: callers' threads use the hold sessions, too. The loop then reads from such a session only while a
+    statement of its own is under way. ``waiting``: requests that ``repair`` must fail although an interrupted event has
+    taken them out of their queue."""
 
     def __init__(
-        self, database: Database, pool: Callable[[], Pool], loop: AbstractEventLoop, wake: Callable[[Request], None],
-        *, shared: bool, waiting: Iterable[Request] = (),
+        self, database: Database, pool: Callable[[], Pool], loop: AbstractEventLoop, wake: Wake, *, shared: bool,
+        waiting: Iterable[LockRequest] = (), on_sweep: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self.database, self.loop, self.mutex = database, loop, threading.Lock()
+        self.database, self.loop = database, loop
+        self.mutex = threading.RLock()  # a signal handler or a finalizer may need it between two events of its thread
         self.pool = pool()
-        self._make_pool, self._wake, self._shared, self._waiting = pool, wake, shared, waiting
-        self._sessions: set[Session] = set()
+        self._make_pool, self._wake, self._shared = pool, wake, shared
+        self._waiting, self._on_sweep = waiting, on_sweep
+        self._sessions: set[LockSession] = set()
         """All sessions that were not closed, also those that an interrupted event has removed from the pool."""
         self.labels: dict[Key, str] = {}
         """Names of what was locked here, by key."""
-        self._unwritten: dict[Key, str] = {}
-        """Those that the database does not have yet."""
-        self._draining: set[Session] = set()
+        self._written: set[Key] = set()
+        """Those whose names the database has."""
+        self._draining: set[LockSession] = set()
         """Sessions whose outstanding answer belongs to a caller that was interrupted."""
-        self._unburied: set[Session] = set()
-        """Sessions that are over, and that a caller's thread has not let go of."""
+        self._still_used: set[LockSession] = set()
+        """Ended sessions that a caller's thread still uses."""
         self._stuck: list[tuple[object, int]] = []
         """What was under way at the last sweep, and for how many sweeps."""
-        self.sweep_timer: asyncio.TimerHandle | None = None
-        self._polls: dict[Session, asyncio.TimerHandle] = {}
-        self._watched: dict[int, Session] = {}
+        self._is_swept = self._is_carrying_out = False
+        self._failed_notes: dict[LockSession, float] = {}
+        """Sessions whose last note was not written, and when that was known."""
+        self._polls: dict[LockSession, asyncio.TimerHandle] = {}
+        self._watched: dict[int, LockSession] = {}
         self._epoll: Any = None
 
     # From any thread
@@ -78,21 +86,18 @@ class LoopExecutor:
         with suppress(RuntimeError):  # the process is ending, and the loop was closed
             self.loop.call_soon_threadsafe(callback, *arguments)
 
-    def remember(self, request: Request) -> None:
-        """Its name is to be written down, but not now. A number in a namespace needs none."""
+    def remember(self, request: LockRequest) -> None:
+        """The name of its key, which is written down later."""
         if len(self.labels) > MAX_NAMES:
             self.labels.clear()
-            self._unwritten.clear()
+            self._written.clear()
         self.labels[request.key] = request.label
-        if len(request.key) == 1:
-            self._unwritten[request.key] = request.label
 
     def wake_decided(self) -> None:
-        """Under the mutex. A request stays in ``wakes`` until it was woken: an interrupt in between wakes it twice."""
+        """Under the mutex. A waiter that is not woken, because of an interrupt, looks at its state now and then."""
         wakes = self.pool.wakes
         while wakes:
-            self._wake(wakes[0])
-            wakes.popleft()
+            self._wake(wakes.popleft())
 
     # On the loop
 
@@ -100,7 +105,7 @@ class LoopExecutor:
         """One event of the pool (a method of ``Pool``), and what follows from it."""
         with self.mutex:
             if self.pool.writer is not None:
-                self._repair()
+                self.repair()
             result = event(self.pool, *arguments, self)
             self.wake_decided()
         if self.pool.actions:
@@ -108,48 +113,65 @@ class LoopExecutor:
         return result
 
     def recover(self) -> None:
-        """Begin with a new pool if an event was interrupted."""
+        """Begin with a new pool if an event was interrupted, and do what is left to do."""
         self.event(lambda *_: None)
 
     def carry_out(self) -> None:
-        """Each action stays in ``actions`` until it is done."""
-        actions = self.pool.actions
-        while actions:
-            action = actions[0]
-            if isinstance(action, Send):
-                if action.session.flight and not action.session.wire.is_expecting:  # else an interrupt came after it
-                    self.send(action.session)
-            elif isinstance(action, Wait):
-                self._wait(action.session)
-            elif isinstance(action, Open):
-                self._open(action.session)
-            elif isinstance(action, Close):
-                self._close(action.session)
-            else:
-                self._report(action)
-            actions.popleft()
+        """Each action stays in ``actions`` until it is done. A finalizer that runs in between leaves its actions to the
+        call that is under way."""
+        if self._is_carrying_out:
+            return
+        self._is_carrying_out = True
+        try:
+            actions = self.pool.actions
+            while actions:
+                self._do(actions[0])
+                actions.popleft()
+        finally:
+            self._is_carrying_out = False
 
-    def send(self, session: Session) -> None:
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            if action.session.flight and not action.session.wire.is_expecting:  # else an interrupt came after it
+                self._send(action.session)
+        elif isinstance(action, Wait):
+            self._wait(action.session)
+        elif isinstance(action, Open):
+            self._open(action.session)
+        elif isinstance(action, Close):
+            self._close(action.session)
+        else:
+            self._report(action)
+
+    def _send(self, session: LockSession) -> None:
         """Send ``session.flight``."""
         try:
             if self._shared and session.wire.descriptor is not None and not session.waits:
                 self.loop.add_reader(session.wire.descriptor, self._readable, session)
             session.wire.send(session.flight)
-            session.driver = None  # the answer comes here, also if the caller is cancelled
         except EngineError as error:
             self.loop.call_soon(self.lose, session, error)
-            return
         if session.wire.descriptor is None:
             self.loop.call_soon(self._readable, session)
 
-    def finish(self, request: Request) -> None:
+    def start(self, session: LockSession, request: LockRequest, unlocks: bool) -> None:
+        """Send the own try or unlock of a task. The answer comes here, also if the task is cancelled."""
+        try:
+            session.wire.start(request.entry, unlocks)
+        except EngineError as error:
+            self.loop.call_soon(self.lose, session, error)
+        else:
+            if session.wire.descriptor is None:
+                self._readable(session)
+
+    def finish(self, request: LockRequest) -> None:
         """Its caller was interrupted or timed out, anywhere: leave nothing of it. If it was sending, read what is
         outstanding, unlock its key, and give the session back."""
-        session = request.session
+        session = None if request.entry is None else request.entry.session
         self.event(_give_up, request)
-        for buried in [each for each in self._unburied if each.driver is request]:
-            self._bury(buried)
-        if session is not None and session.driver is request and not session.over:
+        for session_left in [each for each in self._still_used if each.driver is request]:
+            self._close_unused(session_left)
+        if self._shared and session is not None and session.driver is request and not session.over:
             try:
                 if session.wire.drain():
                     self._draining.add(session)
@@ -161,7 +183,7 @@ class LoopExecutor:
                 session.driver = None
                 self.lose(session, error)
 
-    def fail(self, session: Session, error: EngineError) -> None:
+    def fail(self, session: LockSession, error: EngineError) -> None:
         """What a caller has sent was answered with an error, or not at all."""
         if isinstance(error, Unanswered) or session.over:
             session.driver = None
@@ -169,16 +191,16 @@ class LoopExecutor:
         else:
             self.event(Pool.refused, session, error)
 
-    def let_go(self, session: Session) -> None:
+    def let_go(self, session: LockSession) -> None:
         """A caller is done with the session, and there is something to do."""
         if session.over:
-            self._bury(session)
-        self.carry_out()
+            self._close_unused(session)
+        self.recover()
 
-    def lose(self, session: Session, error: Exception) -> None:
+    def lose(self, session: LockSession, error: Exception) -> None:
         """The session is gone."""
         if session.over:
-            self._bury(session)
+            self._close_unused(session)
             return
         log.warning(
             "a session for locks on %s is gone: %s",
@@ -193,8 +215,9 @@ class LoopExecutor:
     def close(self, error: Exception) -> None:
         self.event(Pool.close, error)
 
-    def _readable(self, session: Session) -> None:
-        if session.over:
+    def _readable(self, session: LockSession) -> None:
+        is_threads = self._shared and not session.waits and not session.flight and session not in self._draining
+        if session.over or is_threads:  # a thread may read from it
             return
         try:
             answers = session.wire.receive()
@@ -206,21 +229,26 @@ class LoopExecutor:
             return
         if self._shared and not session.waits:
             self._stop_reading(session)
+        refusal = answers if isinstance(answers, EngineError) else None
         if session in self._draining:
             self._draining.discard(session)
             self.event(Pool.unanswered, session)
-        elif not session.flight:
+        elif not session.flight and session.driver is None:
             if session.wire.descriptor is None and session.wire.problem() is not None:
                 self._end_lost()  # it was won in a file that was removed, and that the hold sessions have, too
             else:
-                self.event(Pool.waited, session, answers if isinstance(answers, EngineError) else None)
-        elif isinstance(answers, EngineError):
-            log.debug("%s: %s", self.database, answers)
-            self.event(Pool.refused, session, answers)
-        else:
+                self.event(Pool.waited, session, refusal)
+        elif refusal is not None:
+            log.debug("%s: %s", self.database, refusal)
+            if session.flight and session.flight[0].verb == "note":
+                self._failed_notes[session] = now()
+            self.event(Pool.refused, session, refusal)
+        elif session.driver is None:
             self.event(Pool.answered, session, answers)
+        else:
+            self.event(Pool.driven, session, answers[0])
 
-    def _read_on(self, session: Session) -> None:
+    def _read_on(self, session: LockSession) -> None:
         """The answer is not complete."""
         if session.wire.descriptor is not None:
             if is_readable(session.wire.descriptor):
@@ -228,12 +256,12 @@ class LoopExecutor:
         elif session.entry is not None and not session.flight:
             self._poll_later(session)
 
-    def _poll_later(self, session: Session) -> None:
+    def _poll_later(self, session: LockSession) -> None:
         if (timer := self._polls.pop(session, None)) is not None:
             timer.cancel()
         self._polls[session] = self.loop.call_later(session.wire.pause, self._readable, session)
 
-    def _wait(self, session: Session) -> None:
+    def _wait(self, session: LockSession) -> None:
         entry = session.entry
         if entry is None or session.ended or session.wire.is_expecting:  # an interrupt came after it
             return
@@ -245,16 +273,16 @@ class LoopExecutor:
         if session.wire.descriptor is None:
             self._poll_later(session)
 
-    def _open(self, session: Session) -> None:
+    def _open(self, session: LockSession) -> None:
         self._sessions.add(session)
-        self._sweep_later()
+        self._begin_to_sweep()
 
         def arrive(opened: LockWire | None, error: Exception | None) -> None:
             self.loop.call_soon_threadsafe(self._arrive, session, opened, error)
 
         wire.open_in_thread(self.database, CALL_TIMEOUT, arrive)
 
-    def _arrive(self, session: Session, opened: LockWire | None, error: Exception | None) -> None:
+    def _arrive(self, session: LockSession, opened: LockWire | None, error: Exception | None) -> None:
         if opened is None:
             self._sessions.discard(session)
             self.event(Pool.lost, session, error or Unanswered(f"{self.database} did not answer"))
@@ -267,7 +295,7 @@ class LoopExecutor:
             self._watch(session)
             self.event(Pool.opened, session)
 
-    def _watch(self, session: Session) -> None:
+    def _watch(self, session: LockSession) -> None:
         """Notice answers and the end of the connection; of a shared session, only its end."""
         descriptor = session.wire.descriptor
         if descriptor is None:
@@ -281,11 +309,11 @@ class LoopExecutor:
             self._watched[descriptor] = session
             self._epoll.register(descriptor, _HANG_UP)
 
-    def _stop_reading(self, session: Session) -> None:
+    def _stop_reading(self, session: LockSession) -> None:
         if session.wire.descriptor is not None and not self.loop.is_closed():
             self.loop.remove_reader(session.wire.descriptor)
 
-    def _unwatch(self, session: Session) -> None:
+    def _unwatch(self, session: LockSession) -> None:
         self._stop_reading(session)
         if self._watched.pop(session.wire.descriptor, None) is not None:
             with suppress(OSError):
@@ -301,7 +329,7 @@ class LoopExecutor:
                 self._unwatch(session)
                 self._read_end(session)
 
-    def _read_end(self, session: Session) -> None:
+    def _read_end(self, session: LockSession) -> None:
         """The server has closed the connection; its last message says why, if no thread is reading it."""
         if session.over:
             return
@@ -315,22 +343,25 @@ class LoopExecutor:
             session.wire.hang_up()
         self.lose(session, error)
 
-    def _close(self, session: Session) -> None:
+    def _close(self, session: LockSession) -> None:
         if session.wire is not None and session in self._sessions:
             self._unwatch(session)
             self._draining.discard(session)
+            self._failed_notes.pop(session, None)
+            if (timer := self._polls.pop(session, None)) is not None:
+                timer.cancel()
             if session.driver is None or not self._shared:
                 session.wire.close()
             else:
-                self._unburied.add(session)
+                self._still_used.add(session)
                 if session.wire.descriptor is not None:  # its driver gets an error, and lets go of it
                     session.wire.hang_up()
             self._sessions.discard(session)
 
-    def _bury(self, session: Session) -> None:
+    def _close_unused(self, session: LockSession) -> None:
         """Close what its driver has let go of."""
         session.driver = None
-        self._unburied.discard(session)
+        self._still_used.discard(session)
         if session.wire is not None:
             session.wire.close()
 
@@ -352,7 +383,7 @@ class LoopExecutor:
                     extra={"event": "lock.callback_failed", "lock": request.label},
                 )
 
-    def _repair(self) -> None:
+    def repair(self) -> None:
         """Under the mutex. An event was interrupted: close all sessions, report every grant as lost, and begin anew. If
         this is interrupted as well, the next event repeats it."""
         error = Unanswered(f"an interrupt broke the locks of this client of {self.database} off: all were given up")
@@ -374,45 +405,82 @@ class LoopExecutor:
 
     # The sweep
 
-    def _sweep_later(self) -> None:
-        if self.sweep_timer is None:
-            self.sweep_timer = self.loop.call_later(SWEEP, self.sweep)
+    def _begin_to_sweep(self) -> None:
+        """The timer is one of the background thread: in the loop of an application it would make each round slower, and
+        an interrupt could lose it."""
+        with self.mutex:
+            begins, self._is_swept = not self._is_swept, True
+        if begins:
+            timers = background.loop()
+            timers.call_soon_threadsafe(timers.call_later, SWEEP, _sweep, self)
 
     def sweep(self) -> None:
-        self.sweep_timer = None
-        try:
-            if not self._shared:
-                self.recover()
-                self._end_interrupted()
-            self._write_names()
-            self._end_lost()
-            self._end_stuck()
-            self.event(Pool.sweep)
-        finally:
-            if self._sessions:
-                self._sweep_later()
+        self._is_carrying_out = False  # an interrupt may have come in between
+        if not self._shared:
+            self.recover()
+            self._end_interrupted()
+        self._write_notes()
+        self._end_lost()
+        self._end_stuck()
+        self.event(Pool.sweep)
+        if self._on_sweep is not None:
+            self._on_sweep()
 
     def _end_interrupted(self) -> None:
         """An interrupt may have come between an answer and the pool, or in the first step of a poll."""
         for session in self.pool.sessions:
-            has_to_answer = session.flight or (session.entry is not None and not session.ended)
-            if not session.opened or session.driver is not None or not has_to_answer:
+            has_to_answer = session.under_way or (session.entry is not None and not session.ended)
+            if not session.opened or not has_to_answer:
                 continue
             if session.wire.is_expecting:
                 self._readable(session)
             else:
                 self.lose(session, Unanswered(f"an interrupt lost an answer of {self.database}"))
 
-    def _write_names(self) -> None:
-        """Only of keys that are held or waited for now: the others would not be listed."""
-        session = next((each for each in self.pool.holds if each.opened), None)
-        if session is None or not self._unwritten:
-            return
-        names = [(key, name) for key, name in list(self._unwritten.items()) if key in self.pool.entries]
-        for key, _ in names:
-            self._unwritten.pop(key, None)
-        if names:
-            self.event(Pool.note, session, json.dumps([[int(key[0]), name] for key, name in names]))
+    def _write_notes(self) -> None:
+        """Tell the database what is held here since when, and what is waited for, for those who look at its locks.
+        Each session writes for itself. One that waits cannot; the first that does not wait writes for it."""
+        first = next((each for each in self.pool.holds if each.opened), None)
+        for session in self.pool.sessions:
+            if session.wire is not None and session.wire.has_failed_note():
+                self._failed_notes[session] = now()
+            if now() - self._failed_notes.get(session, -math.inf) > NOTE_PAUSE:
+                self.event(self._note_in, session, session is first)
+
+    def _note_in(self, pool: Pool, session: LockSession, is_first_session: bool, caller: object) -> None:
+        if pool.can_note(session) and (note := self._note(session, is_first_session)) is not None:
+            pool.note(session, note, caller)
+
+    def _note(self, session: LockSession, is_first_session: bool) -> Note | None:
+        """What has changed since its last note; all of it, after one that was not written. A lock that is held for an
+        instant is not worth a row, unless it is waited for."""
+        pool, time = self.pool, now()
+        current: dict[Key, tuple[LockRequest | None, int]] = {
+            key: (entry.holders[0], pool.waiting(entry))
+            for key, entry in session.held.items()
+            if entry.stage == "held" and entry.holders and (entry.queue or time - entry.holders[0].since > YOUNG)
+        }
+        names: list[tuple[Key, str]] = []
+        if has_failed := self._failed_notes.pop(session, None) is not None:
+            self._written.clear()
+        if is_first_session:
+            for key, entry in pool.entries.items():
+                if entry.stage in ("waiting", "parked") and (waiting := pool.waiting(entry)) > 0:
+                    current[key] = None, waiting
+                if len(key) == 1 and key not in self._written and (requests := entry.holders or entry.queue):
+                    names.append((key, requests[0].label))
+        noted = {} if has_failed else session.noted or {}
+        held = [
+            (key, None if holder is None else max(0.0, time - holder.since), waiting)
+            for key, (holder, waiting) in current.items()
+            if noted.get(key) != (holder, waiting)
+        ]
+        gone = [key for key in noted if key not in current]
+        if not names and not held and not gone and not has_failed:
+            return None
+        is_first, session.noted = has_failed or session.noted is None, current
+        self._written.update(key for key, _ in names)
+        return Note(is_first, names, held, gone)
 
     def _end_lost(self) -> None:
         """Sessions whose end no descriptor reports."""
@@ -431,7 +499,7 @@ class LoopExecutor:
         """Sessions that do not answer."""
         before, self._stuck = self._stuck, []
         for session in self.pool.sessions:
-            if (statement := self._under_way(session)) is not None:
+            if (statement := self._awaited_answer(session)) is not None:
                 sweeps = 1 + next((count for other, count in before if other is statement), 0)
                 self._stuck.append((statement, sweeps))
                 if sweeps * SWEEP > (CALL_TIMEOUT if session.opened else 2 * CALL_TIMEOUT):
@@ -439,25 +507,53 @@ class LoopExecutor:
                         session.wire.hang_up()
                     self.lose(session, Unanswered(f"{self.database} did not answer in time"))
 
-    def _under_way(self, session: Session) -> object:
+    def _awaited_answer(self, session: LockSession) -> object:
         """What identifies the statement that is under way; None if there is none that has to be answered soon."""
         if not session.opened:
             return session if session.held else None
-        if not session.flight:
-            return None
-        if session.flight[0].verb == "note":
-            return None  # a name is not worth the locks of a session
         descriptor = session.wire.descriptor
         if self._shared and session.driver is not None and (descriptor is None or is_readable(descriptor)):
             return None  # the answer is there, and a signal handler keeps the caller from reading it
-        return session.flight
+        return session.driver or session.flight or None
 
 
-def _acquire(pool: Pool, request: Request, _: object) -> Session | None:
-    return pool.acquire(request)
+def _sweep(core: LoopExecutor) -> None:
+    """In the background thread, for as long as there are sessions, also of a client that was forgotten. If an event
+    loop was closed while its client was open, its sessions would keep their locks for as long as the process lives: end
+    them."""
+    with core.mutex:
+        core._is_swept = bool(core._sessions)
+    if core._is_swept and core.loop.is_closed():
+        _end_with_loop(core)
+    elif core._is_swept:
+        core.post(core.sweep)
+        background.loop().call_later(SWEEP, _sweep, core)
 
 
-def _give_up(pool: Pool, request: Request, caller: object) -> None:
+def _end_with_loop(core: LoopExecutor) -> None:
+    log.warning(
+        "the event loop of a client of %s was closed, and its locks with it",
+        core.database,
+        extra={"event": "lock.loop_closed", "database": str(core.database)},
+    )
+    error = Unanswered("its event loop was closed")
+    with core.mutex:
+        if core.pool.writer is not None:
+            core.repair()
+        sessions = list(core._sessions)
+        for session in sessions:
+            core.pool.lost(session, error, core)
+        losses = [action for action in core.pool.actions if isinstance(action, Lose)]
+        core.pool.actions.clear()
+    for session in sessions:
+        if session.wire is not None:
+            session.wire.hang_up()
+    for action in losses:
+        with suppress(RuntimeError):  # the callback was to run on that loop
+            core._report(action)
+
+
+def _give_up(pool: Pool, request: LockRequest, caller: object) -> None:
     """Unless the pool of the request was given up before."""
     if pool.entries.get(request.key) is request.entry:
         pool.give_up(request, caller)
@@ -483,7 +579,7 @@ def owner() -> object:
     return object() if task is None else ref(task)
 
 
-def _resolve(request: Request) -> None:
+def _resolve(request: LockRequest) -> None:
     if not request.waker.done():
         request.waker.set_result(None)
 
@@ -498,12 +594,13 @@ class AsyncExecutor:
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._core: LoopExecutor | None = None
-        self._waiting: dict[Request, float] = {}
+        self._waiting: dict[LockRequest, float] = {}
         """Requests that wait, and until when; those that are being released among them, without an end."""
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = math.inf
+        self._alarm_at = 0.0
+        """The first deadline, or a time before which there is a sweep, if it is not over."""
 
-    def acquire(self, request: Request, timeout: float) -> Awaitable[Any]:
+    def acquire(self, request: LockRequest, timeout: float) -> Awaitable[Any]:
         """Awaited, the state of the request is decided. A caller that is interrupted calls ``abandon``. hot: returns a
         future, because a coroutine costs more."""
         loop = get_running_loop()
@@ -515,20 +612,24 @@ class AsyncExecutor:
         request.waker = waker = loop.create_future()
         if request.key not in core.labels:
             core.remember(request)
-        session = core.event(_acquire, request)
+        with core.mutex:
+            if core.pool.writer is not None:
+                core.repair()
+            session = core.pool.acquire(request)
         if session is not None:
-            core.send(session)
-            if session.wire.descriptor is None:
-                core._readable(session)
+            core.start(session, request, False)
+        elif core.pool.actions:
+            core.carry_out()
+        request.since = time = now()
         if request.state == "queued":
-            self._waiting[request] = request.deadline = deadline = now() + timeout
-            if deadline < self._alarm_at:
-                self._set_alarm(core, deadline)
+            self._waiting[request] = request.deadline = deadline = time + timeout
+            if deadline < self._alarm_at or self._alarm_at < time:
+                self._set_alarm()
         elif not waker.done():
             waker.set_result(None)
         return waker
 
-    def release(self, request: Request) -> Awaitable[None]:
+    def release(self, request: LockRequest) -> Awaitable[None]:
         """Awaited, the request is "released" if it was held until then. It is released also if the caller is cancelled
         meanwhile."""
         core = self._core
@@ -536,22 +637,27 @@ class AsyncExecutor:
             return DONE
         if core.loop is not get_running_loop():
             return self._release_on(core.loop, request)
-        if core.mutex.locked() or core.pool.writer is not None:  # the garbage collector ends a block during an event
+        if core.pool.writer is not None:  # the garbage collector ends a block during an event
             core.loop.call_soon(core.finish, request)
             return DONE
         request.waker = waker = core.loop.create_future()
-        session = core.event(Pool.release, request)
+        with core.mutex:
+            if core.pool.writer is not None:
+                core.repair()
+            session = core.pool.release(request, core)
+            if core.pool.wakes:
+                core.wake_decided()
         if session is not None:
-            core.send(session)
-            if session.wire.descriptor is None:
-                core._readable(session)
+            core.start(session, request, True)
+        elif core.pool.actions:
+            core.carry_out()
         if request.state == "held":
             self._waiting[request] = math.inf
         elif not waker.done():
             waker.set_result(None)
         return waker
 
-    async def _release_on(self, loop: AbstractEventLoop, request: Request) -> None:
+    async def _release_on(self, loop: AbstractEventLoop, request: LockRequest) -> None:
         """Its session belongs to another loop, and can only be used there."""
         if loop.is_closed():
             return
@@ -566,7 +672,7 @@ class AsyncExecutor:
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(release(), loop))
 
-    def abandon(self, request: Request) -> None:
+    def abandon(self, request: LockRequest) -> None:
         """Release it, whatever its state, and do not wait for it."""
         core = self._core
         if core is None:
@@ -575,13 +681,13 @@ class AsyncExecutor:
             is_here = get_running_loop() is core.loop
         except RuntimeError:
             is_here = False
-        if is_here and not core.mutex.locked():
+        if is_here and core.pool.writer is None:
             self._waiting.pop(request, None)
             core.finish(request)
         else:
             core.post(self._abandon_there, request)
 
-    def _abandon_there(self, request: Request) -> None:
+    def _abandon_there(self, request: LockRequest) -> None:
         self._waiting.pop(request, None)
         if self._core is not None:
             self._core.finish(request)
@@ -601,7 +707,7 @@ class AsyncExecutor:
 
     def notice_fork(self) -> None:
         if self._pid != os.getpid():
-            self._pid, self._core, self._alarm, self._alarm_at = os.getpid(), None, None, math.inf
+            self._pid, self._core, self._alarm, self._alarm_at = os.getpid(), None, None, 0.0
             self._waiting.clear()
 
     def _start(self, loop: AbstractEventLoop) -> LoopExecutor:
@@ -611,73 +717,40 @@ class AsyncExecutor:
         def make() -> Pool:
             return Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
 
-        self._core = core = LoopExecutor(self.database, make, loop, self._wake, shared=False, waiting=self._waiting)
-        background.loop().call_soon_threadsafe(_watch_loop, ref(core), ref(self))
+        self._core = core = LoopExecutor(
+            self.database, make, loop, self._wake, shared=False, waiting=self._waiting, on_sweep=self._ring
+        )
         return core
 
-    def _wake(self, request: Request) -> None:
-        self._waiting.pop(request, None)
+    def _wake(self, request: LockRequest) -> None:
+        if request.contended:
+            request.since = now()
         _resolve(request)
+        self._waiting.pop(request, None)  # last: after an interrupt, ``_ring`` finds it there and wakes it
 
-    def _set_alarm(self, core: LoopExecutor, when: float) -> None:
-        """One timer for all requests that wait. A distant deadline gets its timer when it is near: nearly every wait
-        has ended by then, and timers make each round of the loop slower."""
+    def _set_alarm(self) -> None:
+        """One timer for all requests that wait, and none for a distant deadline: nearly every wait has ended by then,
+        and timers make each round of the loop slower."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        self._alarm_at = when
-        if when < math.inf:
-            self._alarm = core.loop.call_later(min(max(0.0, when - now()), SWEEP), self._ring, core)
-            self._alarm_at = min(when, now() + SWEEP)
+        time, first = now(), min(self._waiting.values(), default=math.inf)
+        self._alarm_at = min(first, time + 2 * SWEEP)
+        if first == self._alarm_at and self._core is not None:
+            self._alarm = self._core.loop.call_later(max(0.0, first - time), self._ring)
 
-    def restart_timers(self, core: LoopExecutor) -> None:
-        """From the background thread, now and then: an interrupt in the first step of a timer's callback has lost the
-        timer."""
-        late = core.loop.time() - SWEEP
-        for timer, callback in ((self._alarm, partial(self._ring, core)), (core.sweep_timer, core.sweep)):
-            if timer is not None and timer.when() < late:
-                core.post(callback)
-
-    def _ring(self, core: LoopExecutor) -> None:
-        self._alarm, self._alarm_at = None, math.inf
+    def _ring(self) -> None:
+        """End the waits whose time is up. Called by the alarm and after each sweep; wakes again what an interrupt has
+        kept from being woken."""
         time = now()
-        for request in [each for each, deadline in self._waiting.items() if deadline <= time]:
-            self._waiting.pop(request, None)
-            core.finish(request)
-            _resolve(request)
-        self._set_alarm(core, min(self._waiting.values(), default=math.inf))
-
-
-def _watch_loop(core_ref: ReferenceType[LoopExecutor], executor_ref: ReferenceType[AsyncExecutor]) -> None:
-    """In the background thread: notice that a loop was closed while its client was open. Its sessions would keep their
-    locks for as long as the process lives."""
-    core, executor = core_ref(), executor_ref()
-    if core is None or executor is None or executor._core is not core:
-        return
-    if not core.loop.is_closed():
-        executor.restart_timers(core)
-        background.loop().call_later(SWEEP, _watch_loop, core_ref, executor_ref)
-        return
-    log.warning(
-        "the event loop of a client of %s was closed, and its locks with it",
-        core.database,
-        extra={"event": "lock.loop_closed", "database": str(core.database)},
-    )
-    error = Unanswered("its event loop was closed")
-    with core.mutex:
-        if core.pool.writer is not None:
-            core._repair()
-        sessions = list(core._sessions)
-        for session in sessions:
-            core.pool.lost(session, error, core)
-        losses = [action for action in core.pool.actions if isinstance(action, Lose)]
-        core.pool.actions.clear()
-    for session in sessions:
-        if session.wire is not None:
-            session.wire.hang_up()
-    for action in losses:
-        with suppress(RuntimeError):  # the callback was to run on that loop
-            core._report(action)
+        for request, deadline in list(self._waiting.items()):
+            is_decided = request.state != ("held" if deadline == math.inf else "queued")
+            if deadline <= time or is_decided:
+                if self._core is not None and not is_decided:
+                    self._core.finish(request)
+                _resolve(request)
+                self._waiting.pop(request, None)
+        self._set_alarm()
 
 
 __all__ = ["CALL_TIMEOUT", "DONE", "AsyncExecutor", "LoopExecutor", "owner"]

@@ -7,21 +7,25 @@ polls, with jitter, and in turn (``file_queue``).
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from weakref import WeakSet
 
 from holdfast.database.file_turns import open_side_file
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused
 from holdfast.lock.file_queue import FileQueue
-from holdfast.lock.pool import Op
-from holdfast.lock.terms import Key
+from holdfast.lock.pool import Entry, Note, Op
+from holdfast.lock.terms import Key, number
 from holdfast.lock.wire import Answers
 from holdfast.runtime import forks
 from holdfast.runtime.clock import jitter
+from holdfast.runtime.identity import application_name, new_token
 
 try:
     import fcntl
@@ -31,20 +35,13 @@ except ImportError:  # pragma: no cover - Windows
 KINDS = ("locks", "pairs")
 """The side files: for names, and for numbers in a namespace. Each schema has its own."""
 _FLOCK = "hhqqi4x"
-_NOTE_TIMEOUT = 5.0
+_NOTE_TIMEOUT = 60.0
 _SHORTEST, _LONGEST = 0.002, 0.006
-"""Seconds between two polls. Close together: a process that has just released the lock has the better chances."""
-
-
-def offset(key: Key) -> int:
-    if len(key) == 1:
-        return int(key[0])
-    return int(key[0]) << 32 | (int(key[1]) & 0xFFFFFFFF)
+"""Seconds between two polls. A process that has released a lock can take it again before a poll sees it free."""
 
 
 class FileLockWire:
     descriptor = None
-    pid = 0
     available = hasattr(fcntl, "F_OFD_SETLK")
 
     def __init__(self, database: Database) -> None:
@@ -55,6 +52,11 @@ class FileLockWire:
         self._answers: Answers | EngineError | None = None
         self._waiting: tuple[Key, bool] | None = None
         self._pause = _SHORTEST
+        self._id = new_token()
+        self._writer: threading.Thread | None = None
+        self._has_failed = False
+        self._has_rows = False
+        _live.add(self)
         forks.guard(self)
 
     @classmethod
@@ -72,24 +74,29 @@ class FileLockWire:
         pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST)
         return jitter(0.5 * pause, 1.5 * pause)
 
-    def run(self, op: Op, patience: float | None) -> bool:
-        entry = op.entry
-        assert entry is not None
-        return self._unlock(entry.key) if op.verb == "unlock" else self._try(entry.key, entry.shared)
+    def run(self, entry: Entry, unlocks: bool, patience: float | None) -> bool:
+        return self._unlock(entry.key) if unlocks else self._try(entry.key, entry.shared)
+
+    def start(self, entry: Entry, unlocks: bool) -> None:
+        try:
+            self._answers = [self.run(entry, unlocks, None)]
+        except EngineError as error:
+            self._answers = error
 
     def send(self, ops: Sequence[Op]) -> None:
-        answers: Answers = []
+        answers: list[bool | int | None] = []
         try:
             for op in ops:
                 if op.target is not None:
                     op.target.wire.cancel()
                     answers.append(True)
-                elif op.verb == "note":
-                    with suppress(RuntimeError):  # the system has no more threads: the name is not written
-                        threading.Thread(target=_remember, args=(self._database, op.text), daemon=True).start()
+                elif op.note is not None:
+                    self._write(op.note)
                     answers.append(None)
+                elif op.verb == "rivals" and op.entry is not None:
+                    answers.append(self._queue.has_waiters(number(op.entry.key)))
                 else:
-                    answers.append(None if op.entry is None else self.run(op, None))
+                    answers.append(None if op.entry is None else self.run(op.entry, op.verb == "unlock", None))
             self._answers = answers
         except EngineError as error:
             self._answers = error
@@ -101,11 +108,15 @@ class FileLockWire:
         self._queue.leave()
         self._waiting, self._answers = None, Refused("no request waits any more")
 
+    def has_failed_note(self) -> bool:
+        has_failed, self._has_failed = self._has_failed, False
+        return has_failed
+
     def receive(self) -> Answers | EngineError | None:
         if self._waiting is not None:
             key, shared = self._waiting
             try:
-                if self._queue.is_own_turn(offset(key)) and self._try(key, shared):
+                if self._queue.is_own_turn(number(key)) and self._try(key, shared):
                     self._queue.leave()
                     self._waiting, self._answers = None, [True]
             except EngineError as error:
@@ -135,6 +146,7 @@ class FileLockWire:
 
     def abandon(self) -> None:
         """In a forked child: the locks are the parent's, and must not live on here when it dies."""
+        self._has_rows = False
         self.close()
 
     def __del__(self) -> None:
@@ -144,22 +156,67 @@ class FileLockWire:
 
     def close(self) -> None:
         self._waiting = None
+        if self._has_rows:
+            self._has_rows = False
+            with suppress(Refused, RuntimeError):  # else the next session of this process deletes them
+                self._write(Note(True, [], [], []))
+        _live.discard(self)
         self._queue.close()
-        for number, file in enumerate(self._files):
-            self._files[number] = None
+        for space, file in enumerate(self._files):
+            self._files[space] = None
             if file is not None:
                 os.close(file)
 
+    def _write(self, note: Note) -> None:
+        """The kernel knows numbers alone. Names and ages are in tables, and writing them may wait for the disk. Refused
+        while the last note is being written."""
+        if self._writer is not None and self._writer.is_alive():
+            raise Refused("the last note of this session is still being written")
+        now = time.time()  # it may be written much later
+        held = [
+            [len(key) - 1, number(key), None if age is None else now - age, waiting] for key, age, waiting in note.held
+        ]
+        parameters = {
+            "session": self._id,
+            "live": json.dumps([each._id for each in list(_live) if each is not self]),
+            "pid": os.getpid(),
+            "application": application_name(),
+            "is_first": note.is_first,
+            "names": json.dumps([[number(key), name] for key, name in note.names]),
+            "held": json.dumps(held),
+            "gone": json.dumps([[len(key) - 1, number(key)] for key in note.gone]),
+        }
+
+        def write() -> None:
+            from holdfast.database.sqlite import SqliteSession
+
+            try:
+                session = SqliteSession.open(self._database, _NOTE_TIMEOUT)
+                try:
+                    session.call("lock_note", parameters, _NOTE_TIMEOUT)
+                finally:
+                    session.close()
+            except EngineError:
+                self._has_failed = True
+
+        self._has_rows = bool(self._has_rows or held)
+        self._writer = threading.Thread(target=write, daemon=True)
+        try:
+            self._writer.start()
+        except RuntimeError as error:  # the system has no more threads
+            self._writer = None
+            raise Refused(f"{self._database}: {error}") from error
+
     def _try(self, key: Key, shared: bool) -> bool:
-        byte = offset(key)
-        if self._queue.passed is not None and self._waiting is None and self._queue.is_others_turn(byte, shared):
+        byte = number(key)
+        if self._waiting is None and self._queue.is_others_turn(byte, shared):
             return False
         return self._set(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, key, byte)
 
     def _unlock(self, key: Key) -> bool:
         if self._files[len(key) - 1] is None:  # it could not be opened: nothing is locked there
             return True
-        return self._set(fcntl.F_UNLCK, key, offset(key))
+        return self._set(fcntl.F_UNLCK, key, number(key))
 
     def _set(self, kind: int, key: Key, byte: int) -> bool:
         try:
@@ -186,20 +243,12 @@ class FileLockWire:
         return file
 
 
+_live: WeakSet[FileLockWire] = WeakSet()
+"""The sessions of this process that are open: rows of its other sessions are stale."""
+
+
 def _is_at(path: str, file: int) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:
         return False
-
-
-def _remember(database: Database, names: str) -> None:
-    """The kernel knows numbers. The names are in a table, and writing it may wait for the disk."""
-    from holdfast.database.sqlite import SqliteSession
-
-    with suppress(EngineError):
-        session = SqliteSession.open(database, _NOTE_TIMEOUT)
-        try:
-            session.call("lock_remember", {"names": names}, _NOTE_TIMEOUT)
-        finally:
-            session.close()

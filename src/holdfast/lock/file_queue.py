@@ -3,8 +3,8 @@
 The kernel frees a lock without giving it to a waiter: a process that releases a lock and asks again at once always wins
 over one that polls. So a waiter marks the lock's byte in a file beside the lock files. The process that holds the mark
 is the first in the queue, and the others wait for the mark. A process that asks for a marked lock lets the first one go
-ahead, once a sweep for each lock: a pause at every turn would cost too much. A first one that is paused does not hold
-the others up for long.
+ahead, once a sweep for each lock: a pause at every turn would cost too much. The first one stamps the mark at every
+poll; if it is paused, and does not, the others go ahead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from holdfast.database.file_turns import SessionLocks
 
-OVERTAKES = 25
-"""A waiter that is not the first takes its turn all the same at every 25th poll, after some 0.15 s."""
+PAUSED = 0.15
+"""Seconds without a stamp after which the first in the queue counts as paused. It polls every few milliseconds."""
 
 
 class FileQueue:
@@ -28,7 +28,6 @@ class FileQueue:
         self._path = path
         self._marks: SessionLocks | None = None
         self._ours: int | None = None
-        self._polls = 0
 
     def sweep(self) -> None:
         """Look whether any process waits for any lock."""
@@ -39,21 +38,28 @@ class FileQueue:
                 self.passed = set()
 
     def is_others_turn(self, byte: int, shared: bool) -> bool:
-        """Whether to let a waiter go ahead. Readers always do: there may be one at any time, and a writer never."""
-        if self.passed is None or self._marks is None or (byte in self.passed and not shared):
+        """Whether to let a waiter go ahead. Readers always do: readers that overlap would never let a writer in."""
+        if shared:
+            return self.has_waiters(byte)
+        if self.passed is None or self._marks is None or byte in self.passed:
             return False
         self.passed.add(byte)
         return not self._marks.is_free(byte)
 
+    def has_waiters(self, byte: int) -> bool:
+        """Of other sessions."""
+        marks = self._open() if os.path.exists(self._path) else None
+        return marks is not None and not marks.is_free(byte)
+
     def is_own_turn(self, byte: int) -> bool:
         """Of a session that waits: whether to try now."""
-        if self._ours is None:
-            self._polls += 1
-            marks = self._open()
-            with suppress(OSError):
-                if marks is not None and not marks.hold(byte):
-                    return self._polls % OVERTAKES == 0
+        marks = self._open()
+        with suppress(OSError):
+            if marks is not None and self._ours is None and not marks.hold(byte):
+                return marks.stamp_age(byte) > PAUSED
             self._ours = byte
+            if marks is not None:
+                marks.stamp(byte)
         return True
 
     def leave(self) -> None:

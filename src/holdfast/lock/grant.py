@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from holdfast.errors import EngineError, HoldfastError, LockLost
-from holdfast.lock.pool import Request
+from holdfast.lock.pool import LockRequest
 from holdfast.lock.terms import Name
 from holdfast.names import OnLost
 from holdfast.runtime import forks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logger("holdfast.lock")
 
-NO_REQUEST = Request((), "", waits=False, shared=False)
+NO_REQUEST = LockRequest((), "", waits=False, shared=False)
 """Of a grant for which the database was not asked yet."""
 
 
@@ -45,10 +45,13 @@ class LockGrant:
         self._scope = CancelScope() if on_lost == "cancel" else None
         self._era = forks.era
         self._stays_locked = False
-        """When it is dropped without release: after ``acquire`` has returned it, outside a block."""
+        """True: to drop the grant does not release the lock. Set when ``acquire`` returns it, cleared by ``with``."""
         self._held_since: float | None = None
         """Set while telemetry has listeners."""
         self._unreleased = True  # deleted by the caller that releases it: of two threads, only one can
+
+    def __reduce__(self) -> Any:
+        return self._space.engine.__reduce__()  # raises
 
     def __repr__(self) -> str:
         return f"<LockGrant {self.name!r} {'lost' if self.lost else 'held'}>"

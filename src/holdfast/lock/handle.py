@@ -14,10 +14,10 @@ from typing import Any
 
 from holdfast.database.engine import Engine
 from holdfast.database.url import Database
-from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.errors import EngineError, HoldfastError, Refused, Unanswered, Unreachable
 from holdfast.lock.executor import CALL_TIMEOUT, Executor, owner
 from holdfast.lock.grant import NO_REQUEST, LockGrant
-from holdfast.lock.pool import Request
+from holdfast.lock.pool import LockRequest
 from holdfast.lock.terms import Key, Name, State, Target, check_on_lost, refusal, target, texts
 from holdfast.names import OnLost, Unset, check_timeout
 from holdfast.runtime import forks, telemetry
@@ -34,7 +34,9 @@ class Lock:
 
     __slots__ = ("_entered", "_on_lost", "_shared", "_space", "_target", "_timeout")
 
-    def __init__(self, space: LockSpace, name: Name, timeout: float | None, shared: bool, on_lost: OnLost[Any]) -> None:
+    def __init__(
+        self, space: LockSpace, name: Name | Target, timeout: float | None, shared: bool, on_lost: OnLost[Any]
+    ) -> None:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
@@ -109,11 +111,12 @@ class Lock:
             grant._release_later(problem)
         except BaseException:
             if len(self._entered) == 1:
-                self._entered[0]._abandon()
-                self._entered.clear()
+                grant = self._entered[0]
+                grant._abandon()
+                self._entered.remove(grant)
             raise
         if is_plain:
-            entered.clear()
+            entered.remove(grant)
         else:
             _exit(entered, kind, error, trace)
 
@@ -132,7 +135,7 @@ class Lock:
             return self._ask_and_report(grant, limit)
         if (key := wanted.key or space.key_of(wanted)) is None:
             return self._ask_slowly(grant, limit)
-        grant._request = request = Request(key, wanted.label, limit > 0, self._shared)
+        grant._request = request = LockRequest(key, wanted.label, limit > 0, self._shared)
         state = space.executor.acquire(request, timeout) or request.state
         if state == "held" and self._on_lost == "flag":
             return state
@@ -149,8 +152,9 @@ class Lock:
                 if now() < until - 0.01:
                     raise
                 return "gone"
-        grant._request = request = Request(key, wanted.label, limit > 0, self._shared)
-        return self._settle(grant, space.executor.acquire(request, until - now()) or request.state)
+        grant._request = request = LockRequest(key, wanted.label, limit > 0, self._shared)
+        left = max(0.0, until - now())
+        return self._settle(grant, space.executor.acquire(request, left) or request.state)
 
     def _ask_and_report(self, grant: LockGrant, limit: float) -> State:
         asked_at = now()
@@ -186,11 +190,18 @@ class Lock:
             sleep(pause)
             self._space.check_usable()
             pause = min(pause * 2, 1.0)
-            grant._request = again = Request(request.key, request.label, request.waits, request.shared)
-            state = self._space.executor.acquire(again, request.deadline - now()) or again.state
+            grant._request = again = LockRequest(request.key, request.label, request.waits, request.shared)
+            left = max(0.0, request.deadline - now())
+            state = self._space.executor.acquire(again, left) or again.state
 
     def _refusal(self, state: State, limit: float, grant: LockGrant) -> Exception:
-        return refusal(self.name, state, waited=limit or None, contended=grant._request.contended)
+        from holdfast.lock.monitor import LockMonitor
+
+        request, holder = grant._request, None
+        if state == "gone" and request.contended:
+            with suppress(HoldfastError):
+                holder = LockMonitor(self._space.engine, None)._find_holder(request.key)
+        return refusal(self.name, state, waited=limit or None, contended=request.contended, holder=holder)
 
     def _failure(self, error: Exception | None) -> Exception:
         """A new error: several requests may have failed with the same one, and its traceback would grow."""

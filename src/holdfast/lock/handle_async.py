@@ -13,10 +13,10 @@ from typing import Any
 
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.url import Database
-from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.errors import EngineError, HoldfastError, Refused, Unanswered, Unreachable
 from holdfast.lock.executor_async import CALL_TIMEOUT, AsyncExecutor, owner
 from holdfast.lock.grant_async import NO_REQUEST, AsyncLockGrant
-from holdfast.lock.pool import Request
+from holdfast.lock.pool import LockRequest
 from holdfast.lock.terms import Key, Name, State, Target, check_on_lost, refusal, target, texts
 from holdfast.names import OnLost, Unset, check_timeout
 from holdfast.runtime import forks, telemetry
@@ -34,7 +34,7 @@ class AsyncLock:
     __slots__ = ("_entered", "_on_lost", "_shared", "_space", "_target", "_timeout")
 
     def __init__(
-        self, space: AsyncLockSpace, name: Name, timeout: float | None, shared: bool, on_lost: OnLost[Any]
+        self, space: AsyncLockSpace, name: Name | Target, timeout: float | None, shared: bool, on_lost: OnLost[Any]
     ) -> None:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
@@ -64,7 +64,7 @@ class AsyncLock:
         except BaseException:
             grant._abandon()
             raise
-        raise self._refusal(state, limit, grant)
+        raise await self._refusal(state, limit, grant)
 
     async def try_acquire(self) -> AsyncLockGrant | None:
         """The grant, or None when it is held, also by this thread or task."""
@@ -93,7 +93,7 @@ class AsyncLock:
         except BaseException:
             grant._abandon()
             raise
-        raise self._refusal(state, limit, grant)
+        raise await self._refusal(state, limit, grant)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -110,11 +110,12 @@ class AsyncLock:
             grant._release_later(problem)
         except BaseException:
             if len(self._entered) == 1:
-                self._entered[0]._abandon()
-                self._entered.clear()
+                grant = self._entered[0]
+                grant._abandon()
+                self._entered.remove(grant)
             raise
         if is_plain:
-            entered.clear()
+            entered.remove(grant)
         else:
             await _exit(entered, kind, error, trace)
 
@@ -133,7 +134,7 @@ class AsyncLock:
             return await self._ask_and_report(grant, limit)
         if (key := wanted.key or space.key_of(wanted)) is None:
             return await self._ask_slowly(grant, limit)
-        grant._request = request = Request(key, wanted.label, limit > 0, self._shared)
+        grant._request = request = LockRequest(key, wanted.label, limit > 0, self._shared)
         state = await space.executor.acquire(request, timeout) or request.state
         if state == "held" and self._on_lost == "flag":
             return state
@@ -150,8 +151,9 @@ class AsyncLock:
                 if now() < until - 0.01:
                     raise
                 return "gone"
-        grant._request = request = Request(key, wanted.label, limit > 0, self._shared)
-        return await self._settle(grant, await space.executor.acquire(request, until - now()) or request.state)
+        grant._request = request = LockRequest(key, wanted.label, limit > 0, self._shared)
+        left = max(0.0, until - now())
+        return await self._settle(grant, await space.executor.acquire(request, left) or request.state)
 
     async def _ask_and_report(self, grant: AsyncLockGrant, limit: float) -> State:
         asked_at = now()
@@ -187,11 +189,18 @@ class AsyncLock:
             await sleep(pause)
             self._space.check_usable()
             pause = min(pause * 2, 1.0)
-            grant._request = again = Request(request.key, request.label, request.waits, request.shared)
-            state = await self._space.executor.acquire(again, request.deadline - now()) or again.state
+            grant._request = again = LockRequest(request.key, request.label, request.waits, request.shared)
+            left = max(0.0, request.deadline - now())
+            state = await self._space.executor.acquire(again, left) or again.state
 
-    def _refusal(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
-        return refusal(self.name, state, waited=limit or None, contended=grant._request.contended)
+    async def _refusal(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
+        from holdfast.lock.monitor_async import AsyncLockMonitor
+
+        request, holder = grant._request, None
+        if state == "gone" and request.contended:
+            with suppress(HoldfastError):
+                holder = await AsyncLockMonitor(self._space.engine, None)._find_holder(request.key)
+        return refusal(self.name, state, waited=limit or None, contended=request.contended, holder=holder)
 
     def _failure(self, error: Exception | None) -> Exception:
         """A new error: several requests may have failed with the same one, and its traceback would grow."""

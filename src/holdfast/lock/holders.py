@@ -22,6 +22,7 @@ class Holder(NamedTuple):
     program: str | None
     pair: bool
     byte: int
+    shared: bool
 
 
 def holders(database: Database) -> list[Holder]:
@@ -33,14 +34,14 @@ def holders(database: Database) -> list[Holder]:
             about = os.stat(f"{database.target}.{database.schema}-{kind}")
             files[about.st_dev, about.st_ino] = bool(number)
     visible = {
-        Holder(pid, _program(pid), files[file], byte)
+        Holder(pid, _program(pid), files[file], byte, shared)
         for pid in _processes()
         for file, fdinfo in _open_files(pid)
         if file in files
-        for byte in _locked(fdinfo)
+        for byte, shared in _locked(fdinfo)
     }
     seen = {(each.pair, each.byte) for each in visible}
-    hidden = {Holder(None, None, files[file], byte) for file, byte in _everybodys() if file in files}
+    hidden = {Holder(None, None, files[file], byte, shared) for file, byte, shared in _everybodys() if file in files}
     return sorted(
         visible | {each for each in hidden if (each.pair, each.byte) not in seen},
         key=lambda each: (each.pair, each.byte, each.pid or 0),
@@ -68,7 +69,7 @@ def _open_files(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             yield (about.st_dev, about.st_ino), f"/proc/{pid}/fdinfo/{name}"
 
 
-def _locked(fdinfo: str) -> Iterator[int]:
+def _locked(fdinfo: str) -> Iterator[tuple[int, bool]]:
     try:
         with open(fdinfo) as file:
             lines = file.readlines()
@@ -76,11 +77,11 @@ def _locked(fdinfo: str) -> Iterator[int]:
         return
     for line in lines:  # lock: 1: OFDLCK ADVISORY  WRITE -1 fe:00:2148059 4711 4711
         fields = line.split()
-        if fields[:1] == ["lock:"] and fields[2] == "OFDLCK" and fields[4] == "WRITE":
-            yield from _bytes(*fields[7:9])
+        if fields[:1] == ["lock:"] and fields[2] == "OFDLCK":
+            yield from ((byte, fields[4] == "READ") for byte in _bytes(*fields[7:9]))
 
 
-def _everybodys() -> Iterator[tuple[tuple[int, int], int]]:
+def _everybodys() -> Iterator[tuple[tuple[int, int], int, bool]]:
     try:
         with open("/proc/locks") as table:
             lines = table.readlines()
@@ -88,10 +89,10 @@ def _everybodys() -> Iterator[tuple[tuple[int, int], int]]:
         return
     for line in lines:
         fields = line.split()
-        if len(fields) == 8 and fields[1] == "OFDLCK" and fields[3] == "WRITE":
+        if len(fields) == 8 and fields[1] == "OFDLCK":
             major, minor, inode = fields[5].split(":")
             file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
-            yield from ((file, byte) for byte in _bytes(*fields[6:8]))
+            yield from ((file, byte, fields[3] == "READ") for byte in _bytes(*fields[6:8]))
 
 
 def _bytes(first: str, last: str) -> range:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine
 from holdfast.errors import Refused, Unanswered
-from holdfast.lock.file_locks import offset
-from holdfast.lock.holders import Holder
+from holdfast.lock.file_lock_tables import FileLockTables
 from holdfast.lock.holders_async import holders
 from holdfast.lock.records import LockRecord
+from holdfast.lock.terms import Key, number
 from holdfast.names import check_said
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Records = list[LockRecord]
 ENDED = "ended"
+_LOOK_TIMEOUT = 0.2
 
 
 class AsyncLockMonitor:
@@ -29,21 +30,28 @@ class AsyncLockMonitor:
     async def list(self) -> Records:
         """Every advisory lock in the database that a session holds or waits for, of holdfast or not, by name; waiters
         come after holders. On SQLite, the locks of holdfast, without waiters."""
-        rows = await self._engine.call("lock_list", {})
         ours = {} if self._space is None else self._space.executor.labels
         if self._engine.database.dialect == "postgres":
+            rows = await self._engine.call("lock_list", {"pair": None, "key": None})
             for row in rows:
                 if row["namespace"] is None and row["name"] is None:
                     row["name"] = ours.get((b"%d" % row["entity_id"],))
             records = [LockRecord._of(row) for row in rows]
         else:
-            names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}
-            names |= {offset(key): name for key, name in ours.items() if len(key) == 1}
-            namespaces = {row["key"]: row["namespace"] for row in rows if row["namespace"] is not None}
-            records = [_record(each, names, namespaces) for each in await holders(self._engine.database)]
+            tables = FileLockTables(await self._engine.call("lock_list", {}), ours)
+            records = [tables.record(each) for each in await holders(self._engine.database)]
         return sorted(
             records, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
         )
+
+    async def _find_holder(self, key: Key) -> LockRecord | None:
+        """Who holds a lock now, for the message of a refusal. On SQLite only if it is noted: /proc takes too long."""
+        pair, code = len(key) == 2, number(key)
+        if self._engine.database.dialect == "postgres":
+            rows = await self._engine.call("lock_list", {"pair": pair, "key": code}, timeout=_LOOK_TIMEOUT)
+            return next((LockRecord._of(row) for row in rows if row["granted"]), None)
+        tables = FileLockTables(await self._engine.call("lock_list", {}, timeout=_LOOK_TIMEOUT), {})
+        return tables.holder(pair, code)
 
     async def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:
         """End a database session that holds or waits for an advisory lock, for the record: its locks are free then, and
@@ -83,14 +91,3 @@ class AsyncLockMonitor:
             [row] = await session.call("lock_end_session", {"pid": pid}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome
-
-
-def _record(held: Holder, names: dict[int, str], namespaces: dict[int, str]) -> LockRecord:
-    namespace, number, name = None, held.byte, names.get(held.byte)
-    if held.pair:
-        first, second = held.byte >> 32, held.byte & 0xFFFFFFFF
-        namespace, number, name = namespaces.get(first, str(first)), second - (second >> 31 << 32), None
-    return LockRecord(
-        held.pid, held.program, None, None, namespace, number, name, "exclusive", granted=True, duration=None,
-        blocked_by=(),
-    )  # fmt: skip

@@ -6,17 +6,19 @@ has, or already asks for, queue here, first come, first served, and are handed t
 fifty times in a row, because other clients wait in the server's queue.
 
     a request     new -> queued -> held -> released
-                          |         `-> lost            its session is gone
-                          `-> busy, reentered, full, failed, gone (it timed out or was cancelled)
+                   |      |         `-> lost            its session is gone
+                   |      `-> busy, full, failed, gone  gone: it timed out or was cancelled
+                   `-> busy, reentered, full, failed
 
     a key         asking -> held -> freeing             on a hold session
                     `-> waiting -> held -> freeing      on a wait session; parked until there is one
                           `-> stopping                  no request waits in this mode any more: it is being cancelled
+                  freeing -> refused                    the server did not unlock it; the sweep tries again
 
 The pool does no I/O and knows no clock, no thread and no event loop. Its executor calls it under one lock, one event
 at a time. What is to be done is appended to ``actions``, and requests that are decided to ``wakes``; both stay there
 until the executor is done with them, so that an interrupt loses none. A session that ``acquire`` or ``release`` returns
-is for the caller, who sends ``session.flight`` on it.
+is for the caller, who sends its own try or unlock there; then ``driven``, ``refused`` or ``unanswered``.
 
 Invariants:
 - A statement that is under way belongs to its key and not to the request that caused it. A request that gives up leaves
@@ -35,7 +37,8 @@ from typing import Any, Literal, NamedTuple
 from holdfast.lock.terms import Key, State
 
 TURNS = 50
-"""How often in a row a lock is handed over here before other clients get their turn."""
+"""How many requests get a lock here between two unlocks, before other clients get their turn. A reader that joins other
+readers is one of them; if no other client waits, the count begins anew."""
 PER_SESSION = 300
 """Every statement of a session costs in proportion to the locks that the session holds: twice as much at 1,000."""
 SPEND, SHARE = 32, 64
@@ -46,27 +49,31 @@ MAX_LOSSES = 3
 UNLIMITED = 2**30
 WAITED_LONG = "55P03"
 """The SQLSTATE of a wait that ended by lock_timeout: it goes to the end of the queue, so that vacuum can proceed."""
-ALONE = ("room", "note")
+ALONE = ("room", "note", "rivals")
 """Ops that are sent in a statement of their own."""
 
-Verb = Literal["try", "unlock", "cancel", "room", "note"]
+Verb = Literal["try", "unlock", "cancel", "room", "note", "rivals"]
 Stage = Literal["asking", "held", "freeing", "refused", "parked", "waiting", "stopping"]
 
 
-class Request:
-    """A caller's wish for one key, until the lock is released. ``waker``, ``on_loss`` and ``deadline`` belong to the
-    executor. hot: attributes of the class are defaults, because setting them takes 2 % of bench lock_pair."""
+class LockRequest:
+    """A caller's wish for one key, until the lock is released. ``waker``, ``on_loss``, ``caller``, ``since`` and
+    ``deadline`` are the executor's.
+
+    hot: attributes of the class are defaults, because setting them takes 2 % of bench lock_pair."""
 
     owner: object = None
     state: State = "new"
-    session: Session | None = None
-    """The session that holds it, or on which the caller sends for it."""
     entry: Entry | None = None
     error: Exception | None = None
     contended = False
     """Another holder has the key, or had it: the request does not merely wait for an answer."""
     waker: Any = None
     on_loss: Any = None
+    caller: object = None
+    """Who is in a call for it, and sends for it: not always the owner, because any thread may release."""
+    since = 0.0
+    """When it was asked for; if it had to wait, when it was decided."""
     deadline = 0.0
 
     def __init__(self, key: Key, label: str, waits: bool, shared: bool) -> None:
@@ -79,36 +86,44 @@ class Entry:
     stage: Stage = "asking"
     shared: bool
     """The mode in which the server is asked, or holds it."""
-    session: Session | None = None
-    leaving: Request | None = None
+    session: LockSession | None = None
+    leaving: LockRequest | None = None
     """The request whose release waits for the unlock."""
     handed = losses = 0
+    asks_rivals = False
+    """The server is asked whether other clients wait for it."""
 
-    def __init__(self, key: Key, first: Request) -> None:
+    def __init__(self, key: Key, first: LockRequest) -> None:
         self.key, self.shared = key, first.shared
-        self.holders: list[Request] = []
-        self.queue = deque((first,))
+        self.holders: list[LockRequest] = []
+        self.queue = [first]  # a deque takes 600 bytes more, and most queues stay empty
+
+
+class Note(NamedTuple):
+    """What the database is told of the locks of a session, for those who look at its locks. ``held``: of each key since
+    how many seconds (None: this session does not hold it), and how many wait for it in this process."""
+
+    is_first: bool
+    names: list[tuple[Key, str]]
+    held: list[tuple[Key, float | None, int]]
+    gone: list[Key]
 
 
 class Op(NamedTuple):
-    """A part of a statement. ``target``: the session whose statement is cancelled. ``text``: what is noted."""
+    """A part of a statement. ``target``: the session whose statement is cancelled. ``note``: what is written down."""
 
     verb: Verb
     entry: Entry | None = None
-    target: Session | None = None
-    text: str = ""
+    target: LockSession | None = None
+    note: Note | None = None
 
 
-_new_op = tuple.__new__
-"""hot: ``Op(…)`` takes three times as long, which is 1 % of bench lock_pair."""
-
-
-class Session:
-    """One connection: being opened, open, or over. ``wire`` belongs to the executor."""
+class LockSession:
+    """One connection: being opened, open, or over. ``wire`` and ``noted`` belong to the executor."""
 
     __slots__ = (
-        "cancelling", "driver", "ended", "entry", "flight", "held", "opened", "over", "pending", "used", "waits",
-        "wire",
+        "cancelling", "driver", "ended", "entry", "flight", "held", "noted", "opened", "over", "pending", "used",
+        "waits", "wire",
     )  # fmt: skip
 
     def __init__(self, *, waits: bool) -> None:
@@ -117,43 +132,53 @@ class Session:
         self.used = True
         """Since the last sweep."""
         self.held: dict[Key, Entry] = {}
+        """Keys that it holds, asks for or waits for."""
         self.flight: list[Op] = []
-        """The statement that is under way."""
+        """The statement of the executor that is under way."""
         self.pending: list[Op] = []
         """What is sent after it, in one statement."""
-        self.driver: Request | None = None
-        """The request whose caller sends ``flight`` and receives the answer itself. None: the executor does."""
+        self.driver: LockRequest | None = None
+        """The request whose own try or unlock is under way: its caller has sent it. Then there is no ``flight``."""
         self.entry: Entry | None = None
         """What a wait session waits for."""
         self.cancelling = self.ended = False
         """Of a wait session that is stopping: its cancel is not yet answered; its wait has ended."""
         self.wire: Any = None
+        self.noted: dict[Key, tuple[LockRequest | None, int]] | None = None
+        """What the database knows of its keys: the holder, and how many wait here. None: it was not told yet."""
+
+    @property
+    def under_way(self) -> list[Op]:
+        """What was sent and is not answered."""
+        if self.driver is None or self.driver.entry is None:
+            return self.flight
+        return [Op("unlock" if self.driver.entry.stage == "freeing" else "try", self.driver.entry)]
 
 
 class Open(NamedTuple):
-    session: Session
+    session: LockSession
 
 
 class Send(NamedTuple):
     """Send ``session.flight``; then ``answered`` or ``refused``."""
 
-    session: Session
+    session: LockSession
 
 
 class Wait(NamedTuple):
     """Block in the server's queue for the key of ``session.entry``; then ``waited``."""
 
-    session: Session
+    session: LockSession
 
 
 class Close(NamedTuple):
-    session: Session
+    session: LockSession
 
 
 class Lose(NamedTuple):
     """The request was held, and its session is gone."""
 
-    request: Request
+    request: LockRequest
     error: Exception
 
 
@@ -167,7 +192,8 @@ class Counts(NamedTuple):
 
 
 class Pool:
-    """``kept`` sessions stay open for a while when they are idle, ``extra`` more are closed at once.
+    """There are at most ``kept + extra`` sessions. A wait session that becomes idle is closed at once if there are more
+    than ``kept``; every other idle session is closed after two sweeps.
 
     ``server_queues``: the server has a fair queue for each key. If it has none, a key is not asked for again at once
     after it was handed over ``turns`` times.
@@ -185,14 +211,14 @@ class Pool:
         self.kept, self.limit, self.per_session, self.turns = kept, kept + extra, per_session, turns
         self._server_queues = server_queues
         self.writer: object = None
-        """Who changes the pool right now."""
+        """The caller of the event in progress, or of one that was interrupted."""
         self.actions: deque[Action] = deque()
-        self.wakes: deque[Request] = deque()
+        self.wakes: deque[LockRequest] = deque()
         """Requests whose state is decided, and whose callers wait for it."""
         self.entries: dict[Key, Entry] = {}
-        self.holds: list[Session] = []
-        self.waits: list[Session] = []
-        self._idle_waits: list[Session] = []
+        self.holds: list[LockSession] = []
+        self.waits: list[LockSession] = []
+        self._idle_waits: list[LockSession] = []
         self._parked: deque[Entry] = deque()
         """Contended keys for which there is no session to wait in."""
         self._refused: list[Entry] = []
@@ -206,7 +232,7 @@ class Pool:
         self._closed: Exception | None = None
 
     @property
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[LockSession]:
         return [*self.holds, *self.waits]
 
     def counts(self) -> Counts:
@@ -218,48 +244,43 @@ class Pool:
 
     # Events of callers
 
-    def acquire(self, request: Request) -> Session | None:
+    def acquire(self, request: LockRequest) -> LockSession | None:
         """Ask for a key. Returns the session on which the caller sends its own try. None: the request is decided, or
         will be in ``wakes``."""
         self.writer = request.owner
         key, entries, holds = request.key, self.entries, self.holds
         session = holds[0] if holds else None
         if (
-            session is not None and session.opened and not session.flight and not session.pending
-            and key not in entries and len(entries) < self._due and len(session.held) < self.per_session
-        ):  # fmt: skip; hot: what ``_ask`` does where a session is free
-            request.state = "queued"
-            request.entry = entries[key] = session.held[key] = entry = Entry(key, request)
-            entry.session, session.flight = session, [_new_op(Op, ("try", entry, None, ""))]
-            session.driver, request.session, session.used = request, session, True
-        else:
+            session is None or session.driver is not None or session.flight or session.pending or not session.opened
+            or key in entries or len(entries) >= self._due or len(session.held) >= self.per_session
+        ):  # fmt: skip
             session = self._ask(request)
+        else:  # hot: what ``_ask`` does for a new key and a free session
+            request.state, session.driver, session.used = "queued", request, True
+            request.entry = entries[key] = session.held[key] = entry = Entry(key, request)
+            entry.session = session
         self.writer = None
         return session
 
-    def release(self, request: Request, caller: object) -> Session | None:
+    def release(self, request: LockRequest, caller: object) -> LockSession | None:
         """The holder is done. Returns the session on which the caller sends the unlock. None: the request is released,
         or will be in ``wakes``."""
         self.writer = caller
-        entry = request.entry
-        if request.state != "held" or entry is None or request not in entry.holders:
-            session = None
-        else:
+        entry, session = request.entry, None
+        if request.state == "held" and entry is not None and request in entry.holders:
             entry.holders.remove(request)
             session = entry.session
             if (
-                session is not None and not session.flight and not session.pending and not session.waits
-                and not entry.holders and not entry.queue
-            ):  # fmt: skip; hot: what ``_leave`` does where a session is free
-                entry.stage, entry.leaving, entry.handed = "freeing", request, 0
-                session.flight = [_new_op(Op, ("unlock", entry, None, ""))]
-                session.driver, session.used = request, True
-            else:
+                session is None or session.driver is not None or session.flight or session.pending or session.waits
+                or entry.queue or entry.holders
+            ):  # fmt: skip
                 session = self._leave(entry, request, drive=True)
+            else:  # hot: what ``_leave`` does for a free session
+                entry.stage, entry.leaving, session.driver = "freeing", request, request
         self.writer = None
         return session
 
-    def _ask(self, request: Request) -> Session | None:
+    def _ask(self, request: LockRequest) -> LockSession | None:
         key, entries = request.key, self.entries
         entry = entries.get(key)
         if self._closed is not None:
@@ -277,7 +298,7 @@ class Pool:
             return self._try(entry, request)
         return None
 
-    def give_up(self, request: Request, caller: object) -> None:
+    def give_up(self, request: LockRequest, caller: object) -> None:
         """It timed out, was cancelled or interrupted. Nothing of it stays, whatever was granted meanwhile."""
         self.writer = caller
         entry = request.entry
@@ -311,7 +332,7 @@ class Pool:
 
     # Events of sessions
 
-    def opened(self, session: Session, caller: object) -> None:
+    def opened(self, session: LockSession, caller: object) -> None:
         self.writer = caller
         session.opened = session.used = True
         if session.over:
@@ -322,46 +343,62 @@ class Pool:
         elif session.entry is not None:
             self.actions.append(Wait(session))
         else:
-            self._rest(session)
+            self._set_idle(session)
         self.writer = None
 
-    def answered(self, session: Session, answers: Sequence[Any], caller: object) -> None:
+    def driven(self, session: LockSession, answer: bool, caller: object) -> None:
+        """The own try or unlock of ``session.driver`` was answered."""
+        self.writer = caller
+        request, session.driver = session.driver, None
+        entry = None if request is None else request.entry
+        if entry is not None and entry.session is session and not session.over:
+            if entry.stage == "freeing":
+                self._unlocked(entry)
+            elif answer:
+                self._granted(entry)
+            else:
+                self._denied(entry)
+            if session.pending:
+                self._flush(session)
+        self.writer = None
+
+    def answered(self, session: LockSession, answers: Sequence[Any], caller: object) -> None:
         """``session.flight`` was answered, with one value for each op."""
         self.writer = caller
-        flight, session.flight, session.driver = session.flight, [], None
-        if session.over:
-            flight = []
-        for number, op in enumerate(flight):
-            entry = op.entry
-            if entry is None:
-                self._take_answer(session, op, answers[number])
-            elif entry.session is session:
-                if op.verb == "unlock":
-                    self._unlocked(entry)
-                elif answers[number]:
-                    self._granted(entry)
+        flight, session.flight = session.flight, []
+        if not session.over:
+            for op, answer in zip(flight, answers, strict=True):
+                if op.verb == "room":
+                    self._set_room(session, answer)
+                elif op.verb == "cancel":
+                    self._cancelled(op.target)
+                elif op.verb == "rivals":
+                    self._set_rivals(op.entry, bool(answer))
+                elif op.entry is None or op.entry.session is not session:
+                    pass  # a note, or a key that was lost meanwhile
+                elif op.verb == "unlock":
+                    self._unlocked(op.entry)
+                elif answer:
+                    self._granted(op.entry)
                 else:
-                    self._detach(entry)
-                    if entry.queue and entry.queue[0].shared and not entry.shared:
-                        self._try(entry)  # the writer gave up; a reader may be granted what a writer is not
-                    else:
-                        self._contended(entry)
-        if session.pending:
+                    self._denied(op.entry)
             self._flush(session)
         self.writer = None
 
-    def refused(self, session: Session, error: Exception, caller: object) -> None:
-        """``session.flight`` was answered with an error. A part of it may be done: what was tried is unlocked."""
+    def refused(self, session: LockSession, error: Exception, caller: object) -> None:
+        """What was under way was answered with an error. A part of it may be done: what was tried is unlocked."""
         self.writer = caller
-        flight, session.flight, session.driver = session.flight, [], None
-        for op in flight:
+        ops, session.flight, session.driver = session.under_way, [], None
+        for op in ops:
             if op.verb == "cancel":
                 self._drop(op.target, error)
+            elif op.verb == "rivals":
+                self._set_rivals(op.entry, True)
             elif op.entry is not None and op.entry.session is session:
                 if op.verb == "try":
                     self._fail(op.entry, error)
                     self._unlock(op.entry)
-                elif len(flight) > 1:  # another op may have caused the error
+                elif len(ops) > 1:  # another op may have caused the error
                     self._unlock(op.entry)
                 else:
                     op.entry.stage = "refused"
@@ -369,19 +406,19 @@ class Pool:
         self._flush(session)
         self.writer = None
 
-    def unanswered(self, session: Session, caller: object) -> None:
-        """The caller that drove the session was interrupted: whether ``session.flight`` was sent, and what was
-        answered, is unknown. Its keys are unlocked, and tried again if they have a queue."""
+    def unanswered(self, session: LockSession, caller: object) -> None:
+        """The caller that drove the session was interrupted: whether its op was sent, and what was answered, is
+        unknown. Its key is unlocked, and tried again if it has a queue."""
         self.writer = caller
-        flight, session.flight, session.driver = session.flight, [], None
+        request, session.driver = session.driver, None
+        entry = None if request is None else request.entry
         if not session.over:
-            for op in flight:
-                if op.entry is not None and op.entry.session is session:
-                    self._unlock(op.entry)
+            if entry is not None and entry.session is session:
+                self._unlock(entry)
             self._flush(session)
         self.writer = None
 
-    def waited(self, session: Session, error: Exception | None, caller: object) -> None:
+    def waited(self, session: LockSession, error: Exception | None, caller: object) -> None:
         """``Wait`` has ended: with the lock, or with an error, and then the server may hold it all the same."""
         self.writer = caller
         entry = session.entry
@@ -397,7 +434,7 @@ class Pool:
                 self._unlock(entry)
         self.writer = None
 
-    def lost(self, session: Session, error: Exception, caller: object) -> None:
+    def lost(self, session: LockSession, error: Exception, caller: object) -> None:
         """The session is gone, or could not be opened. The server frees what it held."""
         self.writer = caller
         self._drop(session, error)
@@ -407,8 +444,10 @@ class Pool:
         """Now and then: close sessions that were not used since the last time, unlock again what was refused, cancel
         again what did not stop, and try parked keys."""
         self.writer = caller
+        is_waiting = any(entry.stage == "waiting" for entry in self.entries.values())
         for session in self.sessions:
-            if session.held or session.pending or session.flight or not session.opened:
+            is_needed = is_waiting and not session.waits  # to cancel a wait, and to note who waits
+            if session.held or session.pending or session.under_way or not session.opened or is_needed:
                 session.used = True
             elif session.used:
                 session.used = False
@@ -428,26 +467,34 @@ class Pool:
             stopping = session.entry is not None and session.entry.stage == "stopping"
             if stopping and not session.ended and not session.cancelling:
                 self._cancel(session)  # the last cancel arrived before the statement did
+        for entry in list(self.entries.values()):
+            if entry.queue and entry.queue[0].shared:
+                self._ask_rivals(entry)
         parked, self._parked = self._parked, deque()
         for entry in parked:  # it may be free by now, or there may be a session to wait in
             self._try(entry)
         self.writer = None
 
-    def note(self, session: Session, text: str, caller: object) -> None:
-        """Write something down in a session that is open, behind what is sent there for callers."""
+    def note(self, session: LockSession, note: Note, caller: object) -> None:
+        """Write something down in a session that is open and does not wait, behind what is sent there for callers."""
         self.writer = caller
-        self._say(session, Op("note", text=text))
+        self._enqueue(session, Op("note", note=note))
         self.writer = None
 
-    def _take_answer(self, session: Session, op: Op, answer: Any) -> None:
-        if op.verb == "room":
-            self._set_room(session, answer)
-        elif op.verb == "cancel":
-            self._cancelled(op.target)
+    def can_note(self, session: LockSession) -> bool:
+        if not session.opened or session.over or any(op.verb == "note" for op in session.flight + session.pending):
+            return False
+        return not session.waits or (session.entry is not None and session.entry.stage == "held")
+
+    def waiting(self, entry: Entry) -> int:
+        """How many requests wait for a key, other than in a session that the server's list of locks shows."""
+        if entry.stage == "asking":
+            return 0
+        return len(entry.queue) - (entry.stage == "waiting" and self._server_queues)
 
     # The queue of a key
 
-    def _join(self, entry: Entry, request: Request) -> None:
+    def _join(self, entry: Entry, request: LockRequest) -> None:
         """A request for a key that is known here."""
         owner, label = request.owner, request.label
         for holder in entry.holders:
@@ -458,6 +505,10 @@ class Pool:
         if beside and entry.stage == "held" and entry.handed < self.turns:
             entry.handed += 1
             self._hold(entry, request)
+        elif beside and entry.stage == "held":
+            request.entry, request.state, request.contended = entry, "queued", True
+            entry.queue.append(request)
+            self._ask_rivals(entry)
         elif not request.waits and (entry.holders or entry.queue) and not (beside and entry.stage == "asking"):
             request.state, request.contended = "busy", True
         else:
@@ -465,19 +516,40 @@ class Pool:
             request.entry, request.state = entry, "queued"
             entry.queue.append(request)
 
-    def _wake(self, request: Request) -> None:
+    def _wake(self, request: LockRequest) -> None:
         if request.waker is not None:  # None: its caller sends for it, and looks at the state itself
             self.wakes.append(request)
 
-    def _hold(self, entry: Entry, request: Request) -> None:
+    def _hold(self, entry: Entry, request: LockRequest) -> None:
         entry.holders.append(request)
-        request.entry, request.session, request.state = entry, entry.session, "held"
+        request.entry, request.state = entry, "held"
 
     def _admit(self, entry: Entry) -> None:
         """Readers at the head of the queue join the readers that hold it."""
         while entry.queue and entry.queue[0].shared and entry.handed < self.turns:
             entry.handed += 1
-            self._hold(entry, request := entry.queue.popleft())
+            self._hold(entry, request := entry.queue.pop(0))
+            self._wake(request)
+
+    def _ask_rivals(self, entry: Entry) -> None:
+        """Readers hold it, and as many have joined as may: more may join if no other client waits for it."""
+        session, is_full = entry.session, entry.shared and entry.handed >= self.turns
+        if entry.stage == "held" and is_full and session is not None and not entry.asks_rivals:
+            entry.asks_rivals = True
+            self._enqueue(session, Op("rivals", entry))
+
+    def _set_rivals(self, entry: Entry | None, waits: bool) -> None:
+        if entry is None:
+            return
+        entry.asks_rivals = False
+        if not waits:
+            entry.handed = 0
+            if entry.stage == "held" and entry.shared:
+                self._admit(entry)
+                return
+        for request in [each for each in entry.queue if not each.waits and each.shared and entry.stage == "held"]:
+            entry.queue.remove(request)
+            request.state = "busy"
             self._wake(request)
 
     def _granted(self, entry: Entry) -> None:
@@ -488,16 +560,18 @@ class Pool:
             self._unlock(entry)
             return
         entry.stage = "held"
-        request = queue.popleft()
+        request = queue.pop(0)
         entry.holders.append(request)
-        request.session, request.state = entry.session, "held"
+        request.state = "held"
         if request.waker is not None:
             self.wakes.append(request)
         while entry.shared and queue and queue[0].shared:
-            self._hold(entry, request := queue.popleft())
+            self._hold(entry, request := queue.pop(0))
             self._wake(request)
+        for request in queue:
+            request.contended = True
 
-    def _leave(self, entry: Entry, request: Request, *, drive: bool) -> Session | None:
+    def _leave(self, entry: Entry, request: LockRequest, *, drive: bool) -> LockSession | None:
         """A holder has left: to the next in the queue, or back to the server. ``drive``: its caller can send."""
         queue = entry.queue
         if entry.holders:
@@ -505,7 +579,7 @@ class Pool:
         elif queue and queue[0].shared == entry.shared and entry.handed < self.turns:
             request.state = "released"
             entry.handed += 1
-            self._hold(entry, heir := queue.popleft())
+            self._hold(entry, heir := queue.pop(0))
             self._wake(heir)
             if entry.shared:
                 self._admit(entry)
@@ -517,7 +591,7 @@ class Pool:
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         while entry.queue:
-            request = entry.queue.popleft()
+            request = entry.queue.pop(0)
             request.state, request.error = "failed", error
             self._wake(request)
 
@@ -533,20 +607,20 @@ class Pool:
 
     # What is sent
 
-    def _try(self, entry: Entry, driver: Request | None = None) -> Session | None:
+    def _try(self, entry: Entry, driver: LockRequest | None = None) -> LockSession | None:
         holds = self.holds
         session = holds[0] if holds and len(holds[0].held) < self.per_session else self._hold_session()
         entry.stage, entry.session, entry.shared = "asking", session, entry.queue[0].shared
         session.held[entry.key] = entry
-        return self._say(session, _new_op(Op, ("try", entry, None, "")), driver)
+        return self._enqueue(session, Op("try", entry), driver)
 
-    def _unlock(self, entry: Entry, driver: Request | None = None) -> Session | None:
+    def _unlock(self, entry: Entry, driver: LockRequest | None = None) -> LockSession | None:
         entry.stage = "freeing"
         session = entry.session
         if session is None:
             self._unlocked(entry)
             return None
-        return self._say(session, _new_op(Op, ("unlock", entry, None, "")), driver)
+        return self._enqueue(session, Op("unlock", entry), driver)
 
     def _unlocked(self, entry: Entry) -> None:
         request, entry.leaving = entry.leaving, None
@@ -560,19 +634,31 @@ class Pool:
             self.entries.pop(entry.key, None)
             entry.session = None
             return
+        entry.handed = 0
+        if session is not None and session.waits:  # it waits next, and can note nothing then
+            session.pending.clear()
+            session.noted = None
         if queue and session is not None and session.waits and all(each.waits for each in queue):
             self._wait_in(session, entry)
             return
         self._detach(entry)
         if session is not None and session.waits:
             session.entry = None
-            self._rest(session)
+            self._set_idle(session)
         if queue and request is not None and not self._server_queues:
             self._contended(entry)
         elif queue:
             self._try(entry)
         else:
             self._forget(entry)
+
+    def _denied(self, entry: Entry) -> None:
+        """Another client has it."""
+        self._detach(entry)
+        if entry.queue and entry.queue[0].shared and not entry.shared:
+            self._try(entry)  # the writer gave up; a reader may be granted what a writer is not
+        else:
+            self._contended(entry)
 
     def _contended(self, entry: Entry) -> None:
         """Another client has it: requests that do not wait are refused, the others wait in the server's queue."""
@@ -587,7 +673,7 @@ class Pool:
         elif self._idle_waits:
             self._wait_in(self._idle_waits.pop(), entry)
         elif max(1, len(self.holds)) + len(self.waits) < self.limit:  # one is kept for a hold session
-            session = Session(waits=True)
+            session = LockSession(waits=True)
             self.waits.append(session)
             self.actions.append(Open(session))
             self._wait_in(session, entry)
@@ -595,7 +681,7 @@ class Pool:
             entry.stage = "parked"
             self._parked.append(entry)
 
-    def _wait_in(self, session: Session, entry: Entry) -> None:
+    def _wait_in(self, session: LockSession, entry: Entry) -> None:
         entry.stage, entry.session, entry.shared = "waiting", session, entry.queue[0].shared
         session.entry, session.held[entry.key] = entry, entry
         session.cancelling = session.ended = False
@@ -621,41 +707,40 @@ class Pool:
                 session.entry = None
                 self._forget(entry)
 
-    def _cancel(self, session: Session) -> None:
+    def _cancel(self, session: LockSession) -> None:
         """Through a hold session: a cancel of libpq's would open a connection."""
         sender = next((each for each in self.holds if each.opened), None)
         if sender is None:
             self._drop(session, ConnectionError("no request waits in it any more"))
         else:
             session.cancelling = True
-            self._say(sender, Op("cancel", target=session))
+            self._enqueue(sender, Op("cancel", target=session))
 
-    def _cancelled(self, session: Session | None) -> None:
+    def _cancelled(self, session: LockSession | None) -> None:
         if session is not None and not session.over:
             session.cancelling = False
             self._stopped(session)
 
-    def _stopped(self, session: Session) -> None:
+    def _stopped(self, session: LockSession) -> None:
         """Go on when the wait has ended and the cancel is answered: a late cancel would hit the next statement."""
         entry = session.entry
         if session.ended and not session.cancelling and entry is not None:
             self._unlock(entry)
 
-    def _say(self, session: Session, op: Op, driver: Request | None = None) -> Session | None:
+    def _enqueue(self, session: LockSession, op: Op, driver: LockRequest | None = None) -> LockSession | None:
         """Send ``op`` now, or with what is sent next. Returns the session if the caller of ``driver`` sends it: a hold
         session that is free."""
-        if driver is None or session.waits or session.flight or session.pending or not session.opened:
+        if driver is None or session.waits or session.under_way or session.pending or not session.opened:
             session.pending.append(op)
             self._flush(session)
             return None
-        session.flight.append(op)
-        session.used, session.driver, driver.session = True, driver, session
+        session.used, session.driver = True, driver
         return session
 
-    def _flush(self, session: Session) -> None:
+    def _flush(self, session: LockSession) -> None:
         """Send in one statement what has come together while the last one was under way."""
         pending = session.pending
-        if not pending or session.flight or session.over or not session.opened:
+        if not pending or session.flight or session.driver is not None or session.over or not session.opened:
             return
         count = 0
         while count < len(pending) and pending[count].verb not in ALONE:
@@ -667,19 +752,19 @@ class Pool:
 
     # Sessions, and the room in the server's lock table
 
-    def _hold_session(self) -> Session:
+    def _hold_session(self) -> LockSession:
         """The first with room for one more; if all are full a new one, or beyond the limit the one with the fewest."""
         for session in self.holds:
             if len(session.held) < self.per_session:
                 return session
         if self.holds and len(self.holds) + len(self.waits) >= self.limit:
             return min(self.holds, key=lambda each: len(each.held))
-        session = Session(waits=False)
+        session = LockSession(waits=False)
         self.holds.append(session)
         self.actions.append(Open(session))
         return session
 
-    def _rest(self, session: Session) -> None:
+    def _set_idle(self, session: LockSession) -> None:
         """A wait session has nothing to wait for."""
         if self._parked:
             self._wait_in(session, self._parked.popleft())
@@ -688,12 +773,12 @@ class Pool:
         else:
             self._idle_waits.append(session)
 
-    def _ask_room(self, session: Session) -> None:
+    def _ask_room(self, session: LockSession) -> None:
         """Before what is tried next in this session. One that is being opened asks in any case."""
         if session.opened and not any(op.verb == "room" for op in session.flight + session.pending):
-            self._say(session, Op("room"))
+            self._enqueue(session, Op("room"))
 
-    def _set_room(self, session: Session, room: int | None) -> None:
+    def _set_room(self, session: LockSession, room: int | None) -> None:
         """Refuse the keys that are about to be tried and for which there is no room."""
         if room is None:
             return
@@ -707,11 +792,11 @@ class Pool:
             self._detach(entry)
             self._forget(entry)
             while entry.queue:
-                request = entry.queue.popleft()
+                request = entry.queue.pop(0)
                 request.state = "full"
                 self._wake(request)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: LockSession) -> None:
         for sessions in (self.holds, self.waits, self._idle_waits):
             if session in sessions:
                 sessions.remove(session)
@@ -720,7 +805,7 @@ class Pool:
             if session.opened:
                 self.actions.append(Close(session))
 
-    def _drop(self, session: Session | None, error: Exception) -> None:
+    def _drop(self, session: LockSession | None, error: Exception) -> None:
         if session is None or session.over:
             return
         opened, ops = session.opened, session.flight + session.pending
@@ -736,7 +821,7 @@ class Pool:
             self._contended(self._parked.popleft())
 
     def _lose(self, entry: Entry, error: Exception, opened: bool) -> None:
-        entry.handed = 0
+        entry.handed, entry.asks_rivals = 0, False
         if (leaving := entry.leaving) is not None:
             leaving.error, leaving.state, entry.leaving = error, "lost", None
             self._wake(leaving)

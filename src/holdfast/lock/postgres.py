@@ -6,6 +6,7 @@ never wait, and are for an event loop.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -18,9 +19,9 @@ from psycopg import OperationalError, pq
 from holdfast.database.postgres import PostgresConnection, PostgresSession
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Unanswered
-from holdfast.lock.pool import Op
+from holdfast.lock.pool import Entry, Note, Op
 from holdfast.lock.pooler import PROBE, check_that_it_stays
-from holdfast.lock.terms import Key
+from holdfast.lock.terms import Key, number
 from holdfast.lock.wire import Answers
 from holdfast.runtime.clock import now
 
@@ -33,10 +34,12 @@ _NAMES = {
 }
 """Statements by verb, then by mode, then by how many numbers a key has."""
 _TRY, _UNLOCK, _WAIT = _NAMES.values()
+# hot: bench lock_pair
+_ANSWERS: dict[bytes | None, tuple[bool]] = {b"t": (True,), b"f": (False,)}
 _CODES = {"try": 0, "unlock": 4, "cancel": 8}
 _STATEMENTS = (
     *(name.decode() for modes in _NAMES.values() for names in modes for name in names if name),
-    "lock_batch", "lock_room", "lock_remember",
+    "lock_batch", "lock_room", "lock_note", "lock_rivals",
 )  # fmt: skip
 
 
@@ -78,14 +81,13 @@ class PostgresLockWire:
             raise
         return cls(session, pid)
 
-    def run(self, op: Op, patience: float | None) -> bool | None:
+    def run(self, entry: Entry, unlocks: bool, patience: float | None) -> bool | None:
         """Nothing is flushed: all that was sent before is answered, so there is room for a few bytes; if they ever
         stayed behind, there would be no answer in time. Polling without a timeout is cheaper: the kernel sets no
         timer."""
-        pgconn, put, poll, entry = self._pgconn, self._put, self._poll, op.entry  # hot: 2 % of bench lock_pair
-        result = None
+        pgconn, poll, key, result = self._pgconn, self._poll, entry.key, None
         try:
-            put((_TRY if op.verb == "try" else _UNLOCK)[entry.shared][len(entry.key)], entry.key)  # type: ignore[union-attr]
+            self._put((_UNLOCK if unlocks else _TRY)[entry.shared][len(key)], key)
             while poll(patience):
                 pgconn.consume_input()
                 if pgconn.is_busy():
@@ -101,36 +103,47 @@ class PostgresLockWire:
             raise self._lost(error) from error
         return None
 
+    def start(self, entry: Entry, unlocks: bool) -> None:
+        """Nothing is flushed, as in ``run``."""
+        key = entry.key
+        try:
+            self._put((_UNLOCK if unlocks else _TRY)[entry.shared][len(key)], key)
+        except OperationalError as error:
+            raise self._lost(error) from error
+        self._expected = "answers"
+
     def send(self, ops: Sequence[Op]) -> None:
         op = ops[0]
-        entry = op.entry
         if op.verb == "room":
             self._send(b"lock_room", ())
-        elif op.verb == "note":
-            self._send(b"lock_remember", (op.text.encode(),))
-        elif entry is not None and len(ops) == 1:
-            self._send((_TRY if op.verb == "try" else _UNLOCK)[entry.shared][len(entry.key)], entry.key)
+        elif op.verb == "rivals" and op.entry is not None:
+            key = op.entry.key
+            self._send(b"lock_rivals", (b"t" if len(key) == 2 else b"f", b"%d" % number(key)))
+        elif op.note is not None:
+            self._send(b"lock_note", _note(op.note))
         else:
             self._send(b"lock_batch", _batch(ops))
-        self._expected = "answers"
 
     def wait(self, key: Key, shared: bool) -> None:
         self._send(_WAIT[shared][len(key)], key)
-        self._expected = "answers"
-
-    def cancel(self) -> None:
-        """Nothing to do: the server ends it."""
 
     def receive(self) -> Answers | EngineError | None:
+        """Take what has arrived. ``get_result`` only when libpq is not busy: it would block with the interpreter's lock
+        held, and after a FATAL message the answer ends with the connection."""
+        pgconn = self._pgconn
         try:
-            self._pgconn.consume_input()
-            if not self._is_complete() or not self._expected:  # not expected: the server's message as it shuts down
+            pgconn.consume_input()
+            if self._result is None and not pgconn.is_busy():
+                self._result = pgconn.get_result()
+            if pgconn.is_busy() or not self._expected:  # not expected: the server's message as it shuts down
                 return None
         except OperationalError as error:
             raise self._lost(error) from error
         result, expected, self._result, self._expected = self._result, self._expected, None, ""
         if expected == "nothing":
-            return []
+            return ()
+        if result is not None and result.ntuples == 1 and (answer := _ANSWERS.get(result.get_value(0, 0))) is not None:
+            return answer
         try:
             return self._values(result)
         except Unanswered:
@@ -154,6 +167,9 @@ class PostgresLockWire:
     def problem(self) -> None:
         return None
 
+    def has_failed_note(self) -> bool:
+        return False  # it is answered with an error
+
     def hang_up(self) -> None:
         """The server notices, and frees what the session holds."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as ours:
@@ -169,17 +185,7 @@ class PostgresLockWire:
                 self._session._flush(now() + PROBE)
         except OperationalError as error:
             raise self._lost(error) from error
-
-    def _is_complete(self) -> bool:
-        """Take what has arrived, up to the end of the answer. Never more: libpq's ``get_result`` would block with the
-        interpreter's lock held, and after a FATAL message the answer ends with the connection."""
-        pgconn = self._pgconn
-        while not pgconn.is_busy():
-            result = pgconn.get_result()
-            if result is None:
-                return True
-            self._result = result
-        return False
+        self._expected = "answers"
 
     def _values(self, result: pq.abc.PGresult | None) -> Answers:
         if result is None:
@@ -209,6 +215,13 @@ def _batch(ops: Sequence[Op]) -> tuple[bytes, bytes, bytes]:
         firsts.append(key[0])
         seconds.append(key[1] if len(key) > 1 else b"0")
     return tuple(b"{%b}" % b",".join(each) for each in (codes, firsts, seconds))  # type: ignore[return-value]
+
+
+def _note(note: Note) -> tuple[bytes, ...]:
+    held = [[len(key) == 2, number(key), age, waiting] for key, age, waiting in note.held]
+    gone = [[len(key) == 2, number(key)] for key in note.gone]
+    lists = [name for _, name in note.names], held, gone
+    return (b"t" if note.is_first else b"f", *(json.dumps(each).encode() for each in lists))
 
 
 def _prepare(session: PostgresSession, deadline: float) -> None:

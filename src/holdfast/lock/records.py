@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,10 @@ class LockRecord:
     """
 
     pid: int | None
+    holder: str | None
+    """``host:pid[:name]`` of the client that holds it or waits for it; the name is the application_name of its URL."""
     application_name: str | None
+    """Of a client of holdfast: ``holdfast:host:pid[:name]``."""
     state: str | None
     query_start: datetime | None
     namespace: str | None
@@ -30,8 +33,14 @@ class LockRecord:
     mode: str
     granted: bool
     """Held; else waited for."""
+    held_since: datetime | None = field(compare=False)
+    """When it was granted. None: it is waited for, or a program other than holdfast holds it."""
     duration: float | None = field(compare=False)
-    """Seconds that the session has waited (counted anew every ten minutes) or has held it (at least)."""
+    """Seconds since it was granted; of another program, since its last statement, which came after the grant. Of a
+    waiter, seconds that it has waited (counted anew every ten minutes)."""
+    waiting: int
+    """How many requests wait for this lock in all processes, those queued inside a process included. All records of a
+    lock have the same number."""
     blocked_by: tuple[int, ...]
     """The pids that a waiting session waits for: holders, and waiters before it in the queue."""
 
@@ -40,7 +49,10 @@ class LockRecord:
         duration = row["duration"]
         return cls(**{
             **row,
+            "holder": holder_of(row["application_name"]),
             "query_start": as_datetime(row["query_start"]),
+            "held_since": as_datetime(row["held_since"]),
+            "waiting": int(row["waiting"]),
             "duration": None if duration is None else max(0.0, duration),
             "blocked_by": tuple(dict.fromkeys(json.loads(row["blocked_by"]))),
         })  # fmt: skip
@@ -51,3 +63,21 @@ class LockRecord:
         if self.namespace is not None:
             return f"({self.namespace}, {self.entity_id})"
         return str(self.entity_id) if self.name is None else self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and the label, as JSON has them."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        times = {
+            name: value.isoformat(timespec="milliseconds")
+            for name, value in values.items()
+            if isinstance(value, datetime)
+        }
+        return {"label": self.label, **values, **times, "blocked_by": list(self.blocked_by)}
+
+
+def holder_of(application_name: str | None) -> str | None:
+    """Of a client of holdfast: its host, process and name."""
+    prefix = "holdfast:"
+    if application_name is None or not application_name.startswith(prefix):
+        return None
+    return application_name.removeprefix(prefix)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
 from holdfast.names import OnLost, check_name
+
+if TYPE_CHECKING:
+    from holdfast.lock.records import LockRecord
 
 Name = str | tuple[str, int]
 Key = tuple[bytes, ...]
@@ -19,6 +22,14 @@ _INT4 = range(-(2**31), 2**31)
 _OFFSETS = 2**63 - 1
 """Offsets of bytes in a file that can be locked: the kernel counts to the end of what is locked, so the last cannot."""
 _REMEMBERED = 8192
+RESERVED_SPACE = "holdfast:"
+
+
+def number(key: Key) -> int:
+    """A key as one number: in side files, its offset."""
+    if len(key) == 1:
+        return int(key[0])
+    return int(key[0]) << 32 | (int(key[1]) & 0xFFFFFFFF)
 
 
 class Target:
@@ -35,6 +46,8 @@ def target(name: object, texts: _Texts) -> Target:
     is not a valid name."""
     if isinstance(name, str):
         return texts[name]
+    if isinstance(name, Target):
+        return name
     if not isinstance(name, tuple) or len(name) != 2:
         raise TypeError(f"a lock's name is a str or (namespace, number), not {name!r:.80}")
     namespace, number = name
@@ -42,7 +55,16 @@ def target(name: object, texts: _Texts) -> Target:
         raise TypeError(f"the namespace in a lock's name must be a str, not {type(namespace).__name__}: {name!r:.80}")
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"the number in a lock's name must be an int, not {type(number).__name__}: {name!r:.80}")
+    if namespace.startswith(RESERVED_SPACE):
+        raise ValueError(
+            f"namespaces that begin with {RESERVED_SPACE!r} are reserved for holdfast's own locks: {name!r}"
+        )
     return _pair(namespace, int(number))
+
+
+def reserved(namespace: str, number: int) -> Target:
+    """A name of holdfast's own, which ``target`` refuses."""
+    return _pair(RESERVED_SPACE + namespace, number)
 
 
 class _Texts(dict[str, Target]):
@@ -87,9 +109,9 @@ def check_on_lost(on_lost: OnLost[Any], *, cancels: bool) -> OnLost[Any]:
 
 
 def refusal(
-    name: Name, state: State, *, waited: float | None, contended: bool, holder: str | None = None
+    name: Name, state: State, *, waited: float | None, contended: bool, holder: LockRecord | None = None
 ) -> NotAcquired | EngineError:
-    """Why the lock was not acquired. ``waited``: the timeout; None if it was 0. ``holder``: who holds it, in words."""
+    """Why the lock was not acquired. ``waited``: the timeout; None if it was 0. ``holder``: who holds it, if known."""
     if state == "reentered":
         return LockReentered(
             f"lock {name!r} is already held by this thread or task: it cannot be taken twice, and is still held",
@@ -103,9 +125,12 @@ def refusal(
         )
     if state == "gone" and waited is None:
         return Unreachable(f"lock {name!r}: the database did not answer in time")
-    message = f"lock {name!r} is held by {holder or 'another holder'}"
+    who = None if holder is None else holder.holder or holder.application_name or f"session {holder.pid}"
+    message = f"lock {name!r} is held by {who or 'another holder'}"
+    if holder is not None and holder.held_since is not None and holder.duration is not None:
+        message += f" since {holder.held_since.isoformat(' ', 'seconds')} ({holder.duration:.1f} s)"
     if waited is None:
-        return NotAcquired(message, name=str(name), holder=holder)
+        return NotAcquired(message, name=str(name), holder=who)
     if not contended:
         message = f"lock {name!r}: the database has not answered"
-    return AcquireTimeout(f"{message}; waited {waited:.3g} s", name=str(name), holder=holder)
+    return AcquireTimeout(f"{message}; waited {waited:.3g} s", name=str(name), holder=who)

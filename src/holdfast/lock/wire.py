@@ -8,10 +8,10 @@ from typing import Protocol
 
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unreachable
-from holdfast.lock.pool import Op
+from holdfast.lock.pool import Entry, Op
 from holdfast.lock.terms import Key
 
-Answers = list[bool | int | None]
+Answers = Sequence[bool | int | None]
 
 
 class LockWire(Protocol):
@@ -29,18 +29,18 @@ class LockWire(Protocol):
     def is_expecting(self) -> bool:
         """Whether ``receive`` still has to return an answer."""
 
-    def run(self, op: Op, patience: float | None) -> bool | None:
-        """Send one op and wait for its answer, in a thread that has the session to itself. None when there is no answer
-        within ``patience`` milliseconds. Then, and when it is interrupted, ``drain`` comes next."""
+    def run(self, entry: Entry, unlocks: bool, patience: float | None) -> bool | None:
+        """Try or unlock a key and wait for the answer, in a thread that has the session to itself. None when there is
+        no answer within ``patience`` milliseconds. Then, and when it is interrupted, ``drain`` comes next."""
+
+    def start(self, entry: Entry, unlocks: bool) -> None:
+        """Try or unlock a key, to be answered by ``receive``."""
 
     def send(self, ops: Sequence[Op]) -> None:
         """Send ops in one statement, to be answered by ``receive``."""
 
     def wait(self, key: Key, shared: bool) -> None:
         """Block in the server's queue, to be answered by ``receive``."""
-
-    def cancel(self) -> None:
-        """End a wait, where there is no server to do it."""
 
     def receive(self) -> Answers | EngineError | None:
         """The answers, one for each op, or the server's error. None: more is to come."""
@@ -50,6 +50,9 @@ class LockWire(Protocol):
 
     def problem(self) -> str | None:
         """Why what is locked here is locked no more, where no descriptor tells."""
+
+    def has_failed_note(self) -> bool:
+        """Whether a note that was answered could not be written. Reported once."""
 
     def hang_up(self) -> None:
         """Break the connection, from any thread: the one that uses it gets an error."""

@@ -34,6 +34,12 @@ def this_process() -> dict[str, Any]:
     return {"label": f"{host}:{pid}:{os.urandom(3).hex()}", "host": host, "pid": pid, "started": time.time()}
 
 
+def application_name(client: str = "") -> str:
+    """``holdfast:host:pid[:client]``, as the server shows a session. The host is cut to what fits into 63 bytes."""
+    end = f":{os.getpid()}:{client}" if client else f":{os.getpid()}"
+    return f"holdfast:{_host()[: max(8, 54 - len(end))]}{end}"[:63]
+
+
 def _host() -> str:
     try:
         return os.uname().nodename

@@ -137,7 +137,7 @@ async def test_an_open_that_was_cancelled_leaves_no_connection(postgres_url: str
     with pytest.raises(asyncio.CancelledError):
         await task
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        query = "select count(*) from pg_stat_activity where application_name = 'cancelled'"
+        query = "select count(*) from pg_stat_activity where application_name like '%:cancelled'"
         await until(lambda: connection.execute(query).fetchone() == (0,), "the connection is closed")
 
 

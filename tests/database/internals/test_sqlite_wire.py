@@ -26,7 +26,7 @@ from holdfast.database.statements import migrations
 from holdfast.database.url import parse
 from holdfast.errors import Refused, Unreachable
 from holdfast.lock.file_locks import FileLockWire
-from holdfast.lock.pool import Entry, Op
+from holdfast.lock.pool import Entry, LockRequest
 from holdfast.runtime import forks
 from holdfast.testing.server import until
 from tests.children import Child
@@ -294,7 +294,9 @@ def test_whoever_may_write_to_the_file_may_write_to_what_lies_beside_it(tmp_path
     try:
         with closing(Raw(migrated(f"sqlite:///{path}"))) as raw:
             locks = FileLockWire(raw.database)
-            assert all(locks.run(Op("try", Entry(key)), None) for key in ((b"7",), (b"7", b"7")))
+            keys = ((b"7",), (b"7", b"7"))
+            requests = [LockRequest(key, "", waits=False, shared=False) for key in keys]
+            assert all(locks.run(Entry(each.key, each), False, None) for each in requests)
             locks.wait((b"8",), shared=False)
             locks.receive()
             locks.close()

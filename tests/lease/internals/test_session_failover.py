@@ -19,7 +19,7 @@ import holdfast
 from holdfast.database import background
 from holdfast.database.statements import statements
 from holdfast.testing import Postgres
-from tests.children import NONE, PATIENCE, Child, backends, eventually, query, rows
+from tests.children import NONE, OURS, PATIENCE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
 from tests.pairs import EACH_ONCE, ONE_FLAVOUR
 
@@ -63,8 +63,7 @@ def test_a_lease_lost_with_its_session_and_then_released_leaves_nothing(
     """Its beat is ended with the last grant on it: nobody need wait for a TTL, or for somebody's next purge."""
     client = connect(postgres_url)
     grants = [client.lease(name, ttl=HOUR, failover="session").acquire() for name in ("a", "b")]
-    query(postgres_url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'holdfast'"
-                        " and datname = current_database()")  # fmt: skip
+    query(postgres_url, f"select pg_terminate_backend(pid) from pg_stat_activity where {OURS}")
     for grant in grants:
         eventually(lambda grant=grant: grant.lost, "it is lost with the session")  # type: ignore[misc]
         assert rows(postgres_url)["beat"] == 1, "while one of them may still be at work"

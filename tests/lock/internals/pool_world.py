@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from holdfast.errors import Refused
-from holdfast.lock.pool import WAITED_LONG, Close, Lose, Op, Open, Pool, Request, Send, Session, Wait
+from holdfast.lock.pool import WAITED_LONG, Close, LockRequest, LockSession, Lose, Note, Op, Open, Pool, Send, Wait
 from holdfast.lock.terms import Key
 
 KEY_SPACE: list[Key] = [(b"1",), (b"2",), (b"3", b"4")]
@@ -35,18 +35,18 @@ class Server:
 
     def __init__(self, queues: bool) -> None:
         self.queues = queues
-        self.locks: dict[Key, dict[Session, bool]] = defaultdict(dict)
+        self.locks: dict[Key, dict[LockSession, bool]] = defaultdict(dict)
         """Sessions that hold a key, and whether in shared mode."""
-        self.waiters: dict[Key, dict[Session, bool]] = defaultdict(dict)
+        self.waiters: dict[Key, dict[LockSession, bool]] = defaultdict(dict)
         """Sessions that wait, in the order in which they came."""
 
-    def try_lock(self, key: Key, session: Session, shared: bool) -> bool:
+    def try_lock(self, key: Key, session: LockSession, shared: bool) -> bool:
         if self.conflicts(key, session, shared):
             return False
         self._grant(key, session, shared)
         return True
 
-    def conflicts(self, key: Key, session: Session, shared: bool) -> bool:
+    def conflicts(self, key: Key, session: LockSession, shared: bool) -> bool:
         """With the locks of other sessions, or with those that came before it into the queue."""
         modes = [mode for other, mode in self.locks[key].items() if other is not session]
         for other, mode in self.waiters[key].items() if self.queues else ():
@@ -55,7 +55,7 @@ class Server:
             modes.append(mode)
         return not all(shared and mode for mode in modes)
 
-    def wait(self, key: Key, session: Session, shared: bool) -> None:
+    def wait(self, key: Key, session: LockSession, shared: bool) -> None:
         self.waiters[key][session] = shared
         self.serve(key)
 
@@ -65,7 +65,7 @@ class Server:
                 del self.waiters[key][session]
                 self._grant(key, session, shared)
 
-    def unlock(self, key: Key, session: Session, shared: bool) -> bool:
+    def unlock(self, key: Key, session: LockSession, shared: bool) -> bool:
         """Only in the mode in which it was locked."""
         if self.locks[key].get(session) is not shared:
             return False
@@ -74,16 +74,16 @@ class Server:
             self.serve(key)
         return True
 
-    def leave(self, key: Key, session: Session) -> None:
+    def leave(self, key: Key, session: LockSession) -> None:
         if self.waiters[key].pop(session, None) is not None and self.queues:
             self.serve(key)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: LockSession) -> None:
         for key in KEY_SPACE:
             self.leave(key, session)
             self.unlock(key, session, self.locks[key].get(session, False))
 
-    def _grant(self, key: Key, session: Session, shared: bool) -> None:
+    def _grant(self, key: Key, session: LockSession, shared: bool) -> None:
         assert session not in self.locks[key], "locked twice, it would have to be unlocked twice"
         self.locks[key][session] = shared
         assert len(self.locks[key]) == 1 or all(self.locks[key].values())
@@ -96,23 +96,23 @@ class Client:
     def __init__(self, server: Server, awaits: bool) -> None:
         self.server, self.awaits = server, awaits
         self.pool = Pool(**LIMITS, server_queues=server.queues)
-        self.requests: list[Request] = []
+        self.requests: list[LockRequest] = []
         """In the order in which they were made."""
-        self.opening: list[Session] = []
-        self.open: list[Session] = []
-        self.sent: dict[Session, list[Op]] = {}
+        self.opening: list[LockSession] = []
+        self.open: list[LockSession] = []
+        self.sent: dict[LockSession, list[Op]] = {}
         """Statements that are not answered."""
-        self.driven: dict[Session, Request] = {}
+        self.driven: dict[LockSession, LockRequest] = {}
         """Those of them that a caller sends."""
-        self.interrupted: list[Session] = []
+        self.interrupted: list[LockSession] = []
         """Those of them whose caller was interrupted."""
-        self.waiting: dict[Session, str] = {}
+        self.waiting: dict[LockSession, str] = {}
         """Sessions that wait: "sent", "arrived" at the server, or "cancelled"."""
-        self.ghosts: list[Session] = []
+        self.ghosts: list[LockSession] = []
         """Sessions that are over here, and that the server has not noticed yet."""
-        self.callers: dict[Request, str] = {}
+        self.callers: dict[LockRequest, str] = {}
         """Those who wait to be woken, and the state that is to change."""
-        self.holding: set[Request] = set()
+        self.holding: set[LockRequest] = set()
         """Requests that held their lock after the last event."""
         self.granted: set[Key] = set()
         """Keys that the server granted in this event."""
@@ -124,11 +124,11 @@ class Client:
 
     # What callers do
 
-    def acquire(self, key: Key, waits: bool, shared: bool, owner: int) -> Request:
+    def acquire(self, key: Key, waits: bool, shared: bool, owner: int) -> LockRequest:
         entry = self.pool.entries.get(key)
         has_it = entry is not None and any(each.owner == owner for each in entry.holders)
         is_taken = entry is not None and (entry.holders or entry.queue)
-        request = Request(key, str(key), waits, shared)
+        request = LockRequest(key, str(key), waits, shared)
         request.owner = owner
         request.waker = self.awaits or None
         self.requests.append(request)
@@ -140,7 +140,7 @@ class Client:
         self.begin(session, request, QUEUED)
         return request
 
-    def release(self, request: Request) -> None:
+    def release(self, request: LockRequest) -> None:
         if not self.awaits:
             request.waker = None
         elif request in self.holding:
@@ -148,11 +148,11 @@ class Client:
         session = self.pool.release(request, request.owner)
         self.begin(session, request, HELD)
 
-    def begin(self, session: Session | None, request: Request, undecided: str) -> None:
+    def begin(self, session: LockSession | None, request: LockRequest, undecided: str) -> None:
         """Its caller sends, waits, or is done."""
         if session is not None:
-            assert len(session.flight) == 1
             assert session.driver is request
+            assert len(session.under_way) == 1
             assert not session.waits
             self.under_way(session)
             self.driven[session] = request
@@ -161,7 +161,7 @@ class Client:
             self.callers[request] = undecided
         self.carry_out()
 
-    def give_up(self, request: Request) -> None:
+    def give_up(self, request: LockRequest) -> None:
         self.callers.pop(request, None)
         self.pool.give_up(request, request.owner)
         assert request.state != "queued"
@@ -170,7 +170,7 @@ class Client:
             self.callers[request] = HELD
         self.carry_out()
 
-    def interrupt(self, session: Session, arrived: bool) -> None:
+    def interrupt(self, session: LockSession, arrived: bool) -> None:
         """The caller that uses the session is interrupted, before or after its statement arrives at the server."""
         request = self.driven.pop(session)
         if arrived:
@@ -178,16 +178,16 @@ class Client:
         self.interrupted.append(session)
         self.give_up(request)
 
-    def is_leaving(self, request: Request) -> bool:
+    def is_leaving(self, request: LockRequest) -> bool:
         return request.entry is not None and request.entry.leaving is request
 
     # What the executor does
 
-    def under_way(self, session: Session) -> None:
+    def under_way(self, session: LockSession) -> None:
         assert session in self.open
         assert session not in self.sent, "one statement at a time"
         assert session not in self.waiting, "a session that waits can do nothing else"
-        self.sent[session] = list(session.flight)
+        self.sent[session] = list(session.under_way)
         assert self.sent[session]
 
     def carry_out(self) -> None:
@@ -217,13 +217,13 @@ class Client:
             assert request.state != self.callers.pop(request), "woken although nothing has changed"
         self.check()
 
-    def will_be_cancelled(self, session: Session) -> bool:
+    def will_be_cancelled(self, session: LockSession) -> bool:
         ops = [op for each in self.sent.values() for op in each] + [
             op for each in self.pool.holds for op in each.pending
         ]
         return any(op.target is session for op in ops)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: LockSession) -> None:
         """Here. The server notices later."""
         assert session.over
         for sessions in (self.opening, self.open, self.interrupted):
@@ -237,13 +237,13 @@ class Client:
             driver.waker = True  # its call fails, and it waits for what becomes of its request
             self.callers[driver] = driver.state
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: LockSession) -> None:
         self.opening.remove(session)
         self.open.append(session)
         self.pool.opened(session, CALLER)
         self.carry_out()
 
-    def execute(self, session: Session, op: Op) -> Any:
+    def execute(self, session: LockSession, op: Op) -> Any:
         """On the server."""
         entry = op.entry
         if op.verb == "try" and entry is not None:
@@ -255,17 +255,19 @@ class Client:
             assert op.target.over or (target is not None and target.stage == "stopping"), "it would end another wait"
             if self.waiting.get(op.target) == "arrived":
                 self.waiting[op.target] = "cancelled"
+        if op.verb == "rivals" and entry is not None:
+            return bool(self.server.waiters[entry.key])
         if op.verb == "room" and self.room is not None:
             self.had_room = False
         return self.room if op.verb == "room" else True
 
-    def finish(self, session: Session) -> list[Op]:
+    def finish(self, session: LockSession) -> list[Op]:
         """The statement that is under way is answered."""
         ops = self.sent.pop(session)
-        assert session.flight == ops, "what is under way is not changed"
+        assert session.under_way == ops, "what is under way is not changed"
         return ops
 
-    def answer(self, session: Session) -> None:
+    def answer(self, session: LockSession) -> None:
         if session in self.interrupted:
             self.finish(session)
             self.interrupted.remove(session)
@@ -279,7 +281,10 @@ class Client:
             op.entry.key for op, got in zip(ops, answers, strict=True) if op.verb == "try" and got and op.entry
         }
         driver = self.driven.pop(session, None)
-        self.pool.answered(session, answers, CALLER)
+        if session.driver is None:
+            self.pool.answered(session, answers, CALLER)
+        else:
+            self.pool.driven(session, answers[0], CALLER)
         for request in queued:
             if request.state == "busy" and self.server.queues:
                 assert self.server.conflicts(request.key, session, request.shared), "it was free"
@@ -288,7 +293,7 @@ class Client:
             self.callers[driver] = QUEUED
         self.carry_out()
 
-    def refuse(self, session: Session, executed: int) -> None:
+    def refuse(self, session: LockSession, executed: int) -> None:
         """The server answers with an error, after a part of the statement was executed."""
         driver = self.driven.pop(session, None)
         ops = self.finish(session)
@@ -300,12 +305,12 @@ class Client:
         self.pool.refused(session, ERROR, CALLER)
         self.carry_out()
 
-    def arrive(self, session: Session) -> None:
+    def arrive(self, session: LockSession) -> None:
         assert session.entry is not None
         self.waiting[session] = "arrived"
         self.server.wait(session.entry.key, session, session.entry.shared)
 
-    def waited(self, session: Session, error: Exception | None) -> None:
+    def waited(self, session: LockSession, error: Exception | None) -> None:
         """``error`` if it was not granted, or although it was granted."""
         assert session.entry is not None
         key = session.entry.key
@@ -316,20 +321,20 @@ class Client:
         self.pool.waited(session, error, CALLER)
         self.carry_out()
 
-    def is_granted(self, session: Session) -> bool:
+    def is_granted(self, session: LockSession) -> bool:
         assert session.entry is not None
         if not self.server.queues and self.waiting[session] != "sent":
             self.server.serve(session.entry.key)
         return session in self.server.locks[session.entry.key]
 
-    def lose(self, session: Session, driver_first: bool) -> None:
+    def lose(self, session: LockSession, driver_first: bool) -> None:
         """``driver_first``: the caller that uses the session notices it before the executor."""
         driver = self.driven.get(session)
         if driver_first and driver is not None:
             driver.waker = True
             self.callers[driver] = driver.state
             del self.driven[session]
-        before, held = self.losses, {each for each in self.holding if each.session is session}
+        before, held = self.losses, {each for each in self.holding if session_of(each) is session}
         self.pool.lost(session, ERROR, CALLER)
         self.end(session)
         self.carry_out()
@@ -340,8 +345,8 @@ class Client:
         self.pool.sweep(CALLER)
         self.carry_out()
 
-    def note(self, session: Session) -> None:
-        self.pool.note(session, "a name", CALLER)
+    def note(self, session: LockSession) -> None:
+        self.pool.note(session, Note(True, [], [], []), CALLER)
         self.carry_out()
 
     def close(self) -> None:
@@ -354,7 +359,7 @@ class Client:
         assert self.open == self.pool.sessions == []
         assert not self.callers
         assert not self.pool.entries
-        late = Request(KEY_SPACE[0], "late", True, False)
+        late = LockRequest(KEY_SPACE[0], "late", True, False)
         assert self.pool.acquire(late) is None
         assert (late.state, late.error) == ("failed", ERROR)
 
@@ -381,8 +386,8 @@ class Client:
         holding = {each for entry in self.pool.entries.values() for each in entry.holders}
         for request in holding:
             assert request.state == "held"
-            assert request.session in self.open
-            assert self.server.locks[request.key].get(request.session) is request.shared
+            assert session_of(request) in self.open
+            assert self.server.locks[request.key].get(session_of(request)) is request.shared
         for request in self.requests:
             assert request.state != "held" or request in holding or self.is_leaving(request)
         for key in self.granted:
@@ -437,6 +442,10 @@ class Client:
 def has(name: str) -> Callable[[Step], Step]:
     """Only if one of the clients has such a thing."""
     return precondition(lambda world: any(getattr(client, name) for client in world.clients))
+
+
+def session_of(request: LockRequest) -> Any:
+    return request.entry and request.entry.session
 
 
 class World(RuleBasedStateMachine):
@@ -498,10 +507,10 @@ class World(RuleBasedStateMachine):
         for request in list(session.entry.queue)[:number]:
             client.give_up(request)
 
-    def draw_request(self, data: Any, state: str) -> tuple[Client, Request]:
+    def draw_request(self, data: Any, state: str) -> tuple[Client, LockRequest]:
         found = [(client, each) for client in self.clients for each in client.requests]
         found = [(client, each) for client, each in found if each.state == state] or found
-        drawn: tuple[Client, Request] = data.draw(st.sampled_from(found))
+        drawn: tuple[Client, LockRequest] = data.draw(st.sampled_from(found))
         return drawn
 
     @has("driven")

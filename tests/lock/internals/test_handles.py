@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.lock.pool import Request
+from holdfast.lock.pool import LockRequest
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.sync_facade import EventLoopThread, SyncFacade
 from tests.children import PATIENCE, eventually, query
@@ -155,7 +155,7 @@ def test_an_acquire_that_is_overtaken_by_close_opens_nothing(either: str, flavou
         refused(pool)
 
     def refused(pool: Any) -> None:
-        request = Request((b"1",), "a", waits=True, shared=False)
+        request = LockRequest((b"1",), "a", waits=True, shared=False)
         assert pool.acquire(request) is None
         assert (request.state, pool.holds) == ("failed", [])
 
@@ -239,7 +239,7 @@ def test_of_two_threads_that_release_at_once_one_does(either: str) -> None:
     """A second unlock would free what the next holder has by then."""
     both = threading.Barrier(2)
 
-    class Seen(Request):
+    class Seen(LockRequest):
         """Both look at it before either goes on."""
 
         @property
@@ -257,7 +257,7 @@ def test_of_two_threads_that_release_at_once_one_does(either: str) -> None:
         executor: Any = client._locks.executor  # type: ignore[union-attr]
         release, released = executor.release, []
 
-        def counted(request: Request) -> Any:
+        def counted(request: LockRequest) -> Any:
             released.append(request)
             return release(request)
 
@@ -284,7 +284,8 @@ def test_a_session_that_is_given_up_under_a_thread_grants_nothing(either: str) -
 
         session.wire.run = overtaken
         with client.lock("a") as grant:
-            assert grant._request.session is not session
+            entry: Any = grant._request.entry
+            assert entry.session is not session
             assert other.lock("a").try_acquire() is None
         assert other.lock("a").try_acquire() is not None
 

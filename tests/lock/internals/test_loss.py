@@ -20,7 +20,7 @@ from holdfast.database.url import parse
 from holdfast.errors import Unanswered
 from holdfast.lock import executor_async
 from holdfast.lock.executor_async import LoopExecutor
-from holdfast.lock.pool import Pool, Session
+from holdfast.lock.pool import LockSession, Pool
 from holdfast.testing import Postgres, Proxy
 from tests.children import PATIENCE, Child, eventually, query
 from tests.conftest import migrated
@@ -183,7 +183,7 @@ class LastWords(BrokenOff):
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_loop(make: Any) -> None:
     """uvloop tells of both at once, and never again."""
-    session = Session(waits=False)
+    session = LockSession(waits=False)
     session.wire, session.opened = LastWords(), True
 
     async def hear() -> None:
@@ -270,7 +270,10 @@ def test_two_of_one_client_never_believe_at_once_and_of_two_clients_the_old_one_
         before, holder = inside.get(name, (grant, client))
         if before is not grant and not before.lost and not grant.lost:
             assert holder is not client
-            eventually(lambda: before._request.session.over, "the session of the old one had been ended")
+            eventually(
+                lambda: (session := before._request.entry.session) is None or session.over,
+                "the session of the old one had been ended",
+            )
 
     def work(client: holdfast.Client) -> None:
         while not over.is_set():
@@ -377,7 +380,8 @@ def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
         client.lock("warm").acquire().release()
         grant, other = client.lock("a").acquire(), client.lock("b").acquire()
         eventually(lambda: is_idle(client), "there is a session to use")
-        session: Any = grant._request.session
+        request: Any = grant._request
+        session = request.entry.session
 
         def interrupt() -> None:
             eventually(lambda: session.driver is grant._request, "the thread waits for an answer")

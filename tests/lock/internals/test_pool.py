@@ -17,12 +17,13 @@ from holdfast.lock.pool import (
     WAITED_LONG,
     Action,
     Close,
+    LockRequest,
+    LockSession,
     Lose,
+    Note,
     Open,
     Pool,
-    Request,
     Send,
-    Session,
     Wait,
 )
 from tests.interrupts import Interrupt
@@ -35,15 +36,15 @@ TestPool = World.TestCase
 TestPool.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 
 
-def wish(number: int, owner: object = None, *, waits: bool = True, shared: bool = False) -> Request:
+def wish(number: int, owner: object = None, *, waits: bool = True, shared: bool = False) -> LockRequest:
     """A request whose caller waits."""
-    request = Request((b"%d" % number,), str(number), waits, shared)
+    request = LockRequest((b"%d" % number,), str(number), waits, shared)
     request.owner = object() if owner is None else owner
     request.waker = True
     return request
 
 
-def ask(pool: Pool, *requests: Request) -> list[Session | None]:
+def ask(pool: Pool, *requests: LockRequest) -> list[LockSession | None]:
     return [pool.acquire(request) for request in requests]
 
 
@@ -54,30 +55,37 @@ def done(pool: Pool) -> list[Action]:
     return actions
 
 
-def woken(pool: Pool) -> list[Request]:
+def woken(pool: Pool) -> list[LockRequest]:
     requests = list(pool.wakes)
     pool.wakes.clear()
     return requests
 
 
-def states(*requests: Request) -> list[str]:
+def states(*requests: LockRequest) -> list[str]:
     return [request.state for request in requests]
 
 
-def verbs(session: Session) -> list[str]:
-    return [op.verb for op in session.flight]
+def verbs(session: LockSession) -> list[str]:
+    return [op.verb for op in session.under_way]
 
 
-def keys(session: Session) -> list[int]:
-    return [int(op.entry.key[0]) for op in session.flight if op.entry is not None]
+def keys(session: LockSession) -> list[int]:
+    return [int(op.entry.key[0]) for op in session.under_way if op.entry is not None]
 
 
-def answer(pool: Pool, session: Session, *answers: object) -> list[Action]:
-    pool.answered(session, answers, "test")
+def answer(pool: Pool, session: LockSession, *answers: object) -> list[Action]:
+    give(pool, session, *answers)
     return done(pool)
 
 
-def opened(pool: Pool, *, room: int | None = None) -> Session:
+def give(pool: Pool, session: LockSession, *answers: object) -> None:
+    if session.driver is None:
+        pool.answered(session, answers, "test")
+    else:
+        pool.driven(session, bool(*answers), "test")
+
+
+def opened(pool: Pool, *, room: int | None = None) -> LockSession:
     """The session that is being opened; a hold session has asked for room."""
     [opening] = done(pool)
     assert isinstance(opening, Open)
@@ -89,7 +97,9 @@ def opened(pool: Pool, *, room: int | None = None) -> Session:
     return opening.session
 
 
-def ready(*, kept: int = 15, extra: int = 10, per_session: int = PER_SESSION, turns: int = 2) -> tuple[Pool, Session]:
+def ready(
+    *, kept: int = 15, extra: int = 10, per_session: int = PER_SESSION, turns: int = 2
+) -> tuple[Pool, LockSession]:
     """With one hold session, in which nothing is locked."""
     pool = Pool(kept=kept, extra=extra, per_session=per_session, turns=turns)
     first = wish(9)
@@ -104,16 +114,16 @@ def ready(*, kept: int = 15, extra: int = 10, per_session: int = PER_SESSION, tu
     return pool, session
 
 
-def contended(pool: Pool, session: Session, *requests: Request) -> Session:
+def contended(pool: Pool, session: LockSession, *requests: LockRequest) -> LockSession:
     """The wait session of requests for one key that another client holds."""
     ask(pool, *requests)
-    pool.answered(session, [False], "test")
+    pool.driven(session, False, "test")
     waiting = opened(pool)
     assert waiting.waits
     return waiting
 
 
-def held(pool: Pool, session: Session, *requests: Request) -> None:
+def held(pool: Pool, session: LockSession, *requests: LockRequest) -> None:
     for request in requests:
         assert pool.acquire(request) is session
         answer(pool, session, True)
@@ -127,7 +137,7 @@ def test_the_caller_sends_where_the_session_is_free() -> None:
     assert pool.acquire(request) is session
     assert (verbs(session), session.driver, done(pool)) == (["try"], request, [])
     answer(pool, session, True)
-    assert (request.state, request.session) == ("held", session)
+    assert (request.state, request.entry and request.entry.session) == ("held", session)
     assert pool.release(request, "test") is session
     assert (verbs(session), session.driver, done(pool)) == (["unlock"], request, [])
     answer(pool, session, True)
@@ -244,7 +254,7 @@ def test_one_session_is_kept_where_the_server_has_no_queue() -> None:
     ask(pool, first)
     hold = opened(pool)
     done(pool)
-    pool.answered(hold, [False], "test")
+    give(pool, hold, False)
     waiting = opened(pool)
     pool.waited(waiting, None, "test")
     ask(pool, parked)
@@ -279,9 +289,9 @@ def test_a_wait_session_that_is_opened_for_nobody_serves_the_next() -> None:
     pool, session = ready(kept=1, extra=1)
     first, parked = wish(1), wish(2)
     ask(pool, first, parked)
-    pool.answered(session, [False], "test")
+    give(pool, session, False)
     answer_later = done(pool)
-    pool.answered(session, [False], "test")
+    give(pool, session, False)
     pool.give_up(first, "test")
     [opening] = [action for action in answer_later if isinstance(action, Open)]
     pool.opened(opening.session, "test")
@@ -343,7 +353,7 @@ def test_a_session_holds_a_bounded_number_of_locks() -> None:
 
 def test_beyond_the_cap_a_request_is_refused_and_nothing_is_sent() -> None:
     pool, session = ready()
-    pool.cap = 1
+    pool.cap = pool._due = 1
     first, second = wish(1), wish(2)
     held(pool, session, first)
     assert ask(pool, second) == [None]
@@ -562,7 +572,7 @@ def test_an_unlock_that_was_refused_together_with_others_is_sent_again_alone() -
     for request in (first, second):
         assert done(pool) == [Send(session)]
         assert (verbs(session), keys(session)) == (["unlock"], [int(request.key[0])])
-        pool.answered(session, [True], "test")
+        give(pool, session, True)
     assert states(first, second) == ["released", "released"]
 
 
@@ -727,7 +737,7 @@ def test_a_reader_does_not_pass_a_writer_that_waits() -> None:
     assert states(first, writer, second, tries) == ["held", "queued", "queued", "busy"]
     assert pool.release(first, "test") is session
     assert answer(pool, session, True) == [Send(session)], "the mode is another one"
-    assert session.flight[0].entry is writer.entry
+    assert session.under_way[0].entry is writer.entry
     answer(pool, session, True)
     assert states(writer, second) == ["held", "queued"]
     pool.release(writer, "test")
@@ -753,6 +763,7 @@ def test_a_bounded_number_of_readers_join() -> None:
     held(pool, session, readers[0])
     late = wish(1, shared=True, waits=False)
     ask(pool, *readers[1:], late)
+    answer(pool, session, True)
     assert states(*readers, late) == [*["held"] * 3, *["queued"] * 2, "busy"]
     for reader in readers[:2]:
         assert pool.release(reader, "test") is None
@@ -760,6 +771,51 @@ def test_a_bounded_number_of_readers_join() -> None:
     assert answer(pool, session, True) == [Send(session)]
     answer(pool, session, True)
     assert states(*readers) == [*["released"] * 3, *["held"] * 2]
+
+
+def test_more_readers_join_if_no_other_client_waits() -> None:
+    pool, session = ready(turns=2)
+    readers = [wish(1, shared=True) for _ in range(3)]
+    held(pool, session, readers[0])
+    ask(pool, *readers[1:])
+    late, hasty = wish(1, shared=True), wish(1, shared=True, waits=False)
+    ask(pool, late, hasty)
+    assert states(*readers, late, hasty) == ["held", "held", "held", "queued", "queued"]
+    assert (done(pool), verbs(session)) == ([Send(session)], ["rivals"])
+    answer(pool, session, False)
+    assert states(late, hasty) == ["held", "held"]
+    last, refused = wish(1, shared=True), wish(1, shared=True, waits=False)
+    ask(pool, last, refused)
+    answer(pool, session, True)
+    assert states(last, refused) == ["queued", "busy"], "a writer waits in the server's queue"
+    pool.sweep("test")
+    assert verbs(session) == ["rivals"], "it is asked again now and then"
+    answer(pool, session, False)
+    assert last.state == "held"
+
+
+def test_a_note_is_not_sent_in_a_session_that_waits() -> None:
+    pool, hold = ready(turns=0)
+    first, second = wish(1), wish(1)
+    waiting = contended(pool, hold, first, second)
+    assert done(pool) == [Wait(waiting)]
+    assert not pool.can_note(waiting)
+    pool.waited(waiting, None, "test")
+    assert pool.can_note(waiting)
+    pool.release(first, "test")
+    pool.note(waiting, Note(False, [], [], []), "test")
+    done(pool)
+    assert answer(pool, waiting, True) == [Wait(waiting)], "it waits for the next request, and notes nothing"
+    assert (waiting.flight, waiting.pending, waiting.noted) == ([], [], None)
+
+
+def test_requests_that_queue_while_a_key_is_asked_for_are_contended_once_it_is_granted() -> None:
+    pool, session = ready()
+    first, second = wish(1), wish(1)
+    ask(pool, first, second)
+    assert not second.contended
+    answer(pool, session, True)
+    assert (first.contended, second.contended) == (False, True)
 
 
 def test_a_reader_does_not_wait_in_the_place_of_a_writer_that_gave_up() -> None:
@@ -782,7 +838,7 @@ def test_a_wait_that_is_not_sent_yet_is_sent_for_the_first_in_the_queue() -> Non
     pool, session = ready()
     writer, reader = wish(1), wish(1, shared=True)
     ask(pool, writer, reader)
-    pool.answered(session, [False], "test")
+    give(pool, session, False)
     pool.give_up(writer, "test")
     waiting = opened(pool)
     assert done(pool) == [Wait(waiting)]
@@ -804,11 +860,11 @@ def test_a_reader_is_not_refused_because_a_writer_was() -> None:
 # Interrupts
 
 
-EVENTS: dict[str, Callable[[Pool, Session], object]] = {
+EVENTS: dict[str, Callable[[Pool, LockSession], object]] = {
     "acquire": lambda pool, _: pool.acquire(wish(3)),
     "release": lambda pool, _: pool.release(pool.entries[b"1",].holders[0], "test"),
     "give_up": lambda pool, _: pool.give_up(pool.entries[b"2",].queue[0], "test"),
-    "answered": lambda pool, session: pool.answered(session, [True], "test"),
+    "answered": lambda pool, session: give(pool, session, True),
     "refused": lambda pool, session: pool.refused(session, ERROR, "test"),
     "unanswered": lambda pool, session: pool.unanswered(session, "test"),
     "lost": lambda pool, session: pool.lost(session, ERROR, "test"),
@@ -821,7 +877,7 @@ EVENTS: dict[str, Callable[[Pool, Session], object]] = {
 def test_an_event_that_is_interrupted_is_noticed(name: str) -> None:
     """``writer`` stays set, or the pool is as it was before the event, or as it is after it."""
 
-    def prepare() -> tuple[Pool, Session]:
+    def prepare() -> tuple[Pool, LockSession]:
         pool, session = ready()
         held(pool, session, wish(1))
         contended(pool, session, wish(2))

@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.standstill import Standstill
-from tests.children import ENDS, PATIENCE, Child, eventually, query
+from tests.children import ENDS, OURS, PATIENCE, Child, eventually, query
 from tests.lock.looks import advisory, core
 
 _HOLD = """
@@ -359,7 +359,7 @@ def test_an_event_loop_closed_without_close_frees_its_locks(either: str, known: 
 
 
 def test_sessions_of_threads_are_bounded_while_many_wait(postgres_url: str) -> None:
-    asked = "select count(*) from pg_stat_activity where application_name = 'holdfast' and datname = current_database()"
+    asked = f"select count(*) from pg_stat_activity where {OURS}"
     program = """
     import sys, threading, holdfast
     client = holdfast.Client(sys.argv[1], lock_sessions=2, lock_overflow=1)

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self
 
@@ -15,9 +16,9 @@ import pytest
 
 import holdfast
 from holdfast.lock.pool import TURNS
-from tests.children import PATIENCE, eventually
+from tests.children import PATIENCE, eventually, until
 from tests.conftest import server
-from tests.lock.looks import advisory, queued
+from tests.lock.looks import advisory, core, queued
 
 ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "30"))
 
@@ -296,3 +297,45 @@ def test_whoever_stands_in_the_servers_line_gets_a_turn_however_long_the_line_is
             await grant.release()
 
     asyncio.run(main())
+
+
+def test_one_handle_is_entered_by_many_threads(either: str) -> None:
+    """A thread that leaves its block must not take another thread's grant along."""
+    with holdfast.Client(either) as client, ThreadPoolExecutor(4) as threads:
+        handle, counts = client.lock("a", timeout=PATIENCE), [0]
+
+        def work() -> None:
+            for _ in range(10 * ROUNDS):
+                with handle as grant:
+                    grant.check()
+                    counts[0] += 1
+
+        for done in [threads.submit(work) for _ in range(4)]:
+            done.result(PATIENCE)
+        assert counts == [40 * ROUNDS]
+    nothing_left(either)
+
+
+def test_who_hands_its_grant_to_another_thread_may_lock_meanwhile(postgres_url: str) -> None:
+    """The other thread is in a call for what the first one has acquired; the first one is not in that call."""
+    with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(1) as other:
+        for _ in range(10 * ROUNDS):
+            release = other.submit(client.lock("a", timeout=PATIENCE).acquire().release)
+            client.lock("b", timeout=PATIENCE).acquire().release()
+            assert release.result(PATIENCE) is True
+    nothing_left(postgres_url)
+
+
+async def test_a_short_timeout_has_a_timer_on_a_new_client_and_after_an_idle_time(either: str) -> None:
+    async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+        held = await other.lock("a").acquire()
+        for _ in range(2):
+            wait = asyncio.create_task(client.lock("a").acquire(timeout=0.3))
+            await until(lambda: client._locks is not None and client._locks.executor._waiting, "it waits")
+            executor: Any = client._locks.executor  # type: ignore[union-attr]
+            assert executor._alarm is not None
+            with pytest.raises(holdfast.AcquireTimeout):
+                await wait
+            executor._alarm_at = 0.0  # as after a long time
+        await held.release()
+        await until(lambda: not core(client)._polls, "no timer of a session that was closed is kept")

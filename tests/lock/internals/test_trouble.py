@@ -22,10 +22,9 @@ import pytest
 import holdfast
 from holdfast.database.statements import statements
 from holdfast.database.url import parse
-from holdfast.lock import executor_async, wire
+from holdfast.lock import executor_async, file_queue, wire
 from holdfast.lock.executor_async import LoopExecutor
-from holdfast.lock.file_queue import OVERTAKES
-from holdfast.lock.pool import Entry, Op
+from holdfast.lock.pool import Entry, LockRequest
 from holdfast.lock.terms import _Texts
 from holdfast.runtime.clock import now
 from holdfast.testing import Postgres, Proxy
@@ -59,7 +58,8 @@ def test_a_name_that_cannot_be_written_down_holds_up_nobody(postgres_url: str) -
         held = client.lock(("agent", 1)).acquire()
         admin.execute("lock table holdfast.lock_name in share mode")
         client.lock("a new name").acquire()
-        eventually(lambda: not core(client)._unwritten, "it is being written down")
+        is_noting = "select 1 from pg_stat_activity where query like '%%lock_note%%' and wait_event_type = 'Lock'"
+        eventually(lambda: bool(query(postgres_url, is_noting)), "it is being written down")
         client.lock("another", timeout=PATIENCE).acquire().release()
         held.check()
         eventually(lambda: not any(session.flight for session in core(client).pool.holds), "and was given up")
@@ -111,14 +111,19 @@ def test_a_session_that_never_comes_about_is_given_up(
 
 def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
+        client.leases.list()  # creates the tables
         held = client.lock("a").acquire()
-        eventually(lambda: not core(client)._unwritten, "the first name is written")
+        names = "select name from holdfast_lock_name order by name"
+        eventually(lambda: query(sqlite_url, names) == [("a",)], "the first name is written")
         with no_threads():
             client.lock("b").acquire()
-            eventually(lambda: not core(client)._unwritten, "the second is not")
+            sweeps = core(client)._stuck
+            eventually(lambda: core(client)._stuck is not sweeps, "a sweep has begun")
+            sweeps = core(client)._stuck
+            eventually(lambda: core(client)._stuck is not sweeps, "and another one")
+            assert query(sqlite_url, names) == [("a",)]
         assert client.lock("c", timeout=PATIENCE).acquire().release() is True
-        eventually(lambda: not any(session.flight for session in core(client).pool.holds), "nothing is under way")
-        eventually(lambda: core(client).sweep_timer is not None, "the next look is due")
+        eventually(lambda: query(sqlite_url, names) == [("a",), ("b",)], "the second is written later")
         held.check()
 
 
@@ -216,13 +221,39 @@ def test_whoever_waited_has_the_lock_in_the_file_that_all_others_have(connect: C
     assert won[0].release() is True
 
 
-def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sqlite_url: str) -> None:
+def test_readers_of_other_processes_do_not_pass_a_writer_that_waits(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would let them in beside the reader that holds it, one after the other."""
+    monkeypatch.setattr(file_queue, "PAUSED", 600)
+    holder, writer, reader = wires = [wire.open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    key = (b"7",)
+    entry = Entry(key, LockRequest(key, "", waits=True, shared=True))
+    assert holder.run(entry, False, 0.0)
+    writer.wait(key, False)
+    assert writer.receive() is None
+    reader.wait(key, True)
+    for _ in range(100):
+        assert (writer.receive(), reader.receive()) == (None, None)
+    newcomer = wire.open_wire(parse(sqlite_url), 1.0)
+    assert not newcomer.run(entry, False, 0.0)
+    newcomer.close()
+    holder.run(entry, True, 0.0)
+    assert (reader.receive(), writer.receive()) == (None, [True])
+    for each in wires:
+        each.close()
+
+
+def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
+    monkeypatch.setattr(file_queue, "PAUSED", 600)
     greedy, first, second = wires = [wire.open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
-    entry = Entry((b"7",))
+    entry = Entry((b"7",), LockRequest((b"7",), "", waits=True, shared=False))
 
     def takes(wire: Any) -> Any:
-        return wire.run(Op("try", entry), 0.0)
+        return wire.run(entry, False, 0.0)
 
     def waits(wire: Any) -> bool:
         return wire.receive() is None
@@ -232,24 +263,26 @@ def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sq
         each.wait(entry.key, False)
         assert waits(each)
     greedy.problem()
-    greedy.run(Op("unlock", entry), 0.0)
+    greedy.run(entry, True, 0.0)
     assert not takes(greedy), "it is somebody else's turn"
     assert takes(greedy), "but not at every turn"
     assert waits(first)
-    greedy.run(Op("unlock", entry), 0.0)
+    greedy.run(entry, True, 0.0)
     assert waits(second), "it is not the first"
-    assert [True] in [second.receive() for _ in range(OVERTAKES)], "but the first may have been stopped"
-    second.run(Op("unlock", entry), 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_queue, "PAUSED", -1)
+        assert second.receive() == [True], "the first does not poll, as if it were stopped"
+    second.run(entry, True, 0.0)
     second.wait(entry.key, False)
     assert waits(second)
     assert first.receive() == [True]
-    first.run(Op("unlock", entry), 0.0)
+    first.run(entry, True, 0.0)
     greedy.problem()
     assert takes(greedy), "nobody has marked it yet"
     assert waits(second)
     second.close()
     greedy.problem()
-    greedy.run(Op("unlock", entry), 0.0)
+    greedy.run(entry, True, 0.0)
     assert takes(greedy), "nobody waits any more"
     for each in wires:
         each.close()
@@ -309,8 +342,8 @@ async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(eith
         await until(lambda: any(each.opened for each in pool.waits), "it stands in line")
         [request] = executor._waiting
         executor._waiting[request] = now() + 0.1
-        executor._set_alarm(executor._core, executor._waiting[request])
-        ours = (executor._core.sweep, executor._ring, executor._core._readable)
+        executor._set_alarm()
+        ours = (executor._ring, executor._core._readable)
         timers = [each for each in loop._scheduled if each._callback in ours and not each.cancelled()]
         assert executor._ring in [each._callback for each in timers]
         for timer in timers:
@@ -372,5 +405,5 @@ def test_a_signal_handler_that_locks_during_the_very_first_acquire(
         executor: Any = client.lock("a")._space.executor
         grants: list[Any] = []
         grants.append(client.lock("main", timeout=PATIENCE).acquire())
-        assert {grant._request.session for grant in grants} == set(executor.pool.holds), "one pool for both"
+        assert {grant._request.entry.session for grant in grants} == set(executor.pool.holds), "one pool for both"
         assert [grant.release() for grant in grants] == [True, True]

@@ -35,13 +35,18 @@ def key(number: int, part: int | None = None) -> str:
     return f"{number:010d}" if part is None else f"{number:010d}.{part:010d}"
 
 
+def agent_lock(client: holdfast.AsyncClient, number: int, timeout: float = 0.0) -> holdfast.AsyncLock:
+    """The lock of an agent. Its namespace is reserved, so no lock of an application meets it."""
+    return client._reserved_lock("agent", number, timeout=timeout)
+
+
 @asynccontextmanager
 async def locked(client: holdfast.AsyncClient, number: int) -> AsyncIterator[None]:
     """Hold the agent's lock, which excludes every replica, hook and worker. Raises Problem 503 after a timeout, and
     when the agent was changed without the lock."""
     retry = {"Retry-After": "1"}
     try:
-        async with client.lock(("agent", number), timeout=LOCK_TIMEOUT):
+        async with agent_lock(client, number, LOCK_TIMEOUT):
             yield
     except holdfast.AcquireTimeout as error:
         raise Problem(503, f"agent {number} is busy: {error}; ask again", headers=retry, agent=number) from error

@@ -15,6 +15,7 @@ from holdfast.gateway.agents.hooks import PRINTABLE
 from holdfast.gateway.agents.injection import inject
 from holdfast.gateway.agents.lifecycle import Agent, AgentCommand, Turn
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
+from holdfast.gateway.operators.models import LockAnswer
 from holdfast.gateway.problem import documented
 from holdfast.problem_json import Problem
 
@@ -69,29 +70,20 @@ class Summary(BaseModel):
     made_at: float | None
 
 
-class HeldLock(BaseModel):
-    pid: int | None
-    application_name: str | None
-    state: str | None
-    namespace: str | None
-    entity_id: int | None
-    name: str | None
-    mode: str
-    duration: float | None
-
-
 class AdvisoryLocks(BaseModel):
     count: int
-    locks: list[HeldLock]
+    locks: list[LockAnswer]
     waiting: int
+    """How many requests wait for any lock, in all processes."""
 
 
 @router.get("/api/advisory-locks", responses=documented(503))
 async def advisory_locks(gateway: CurrentGateway) -> AdvisoryLocks:
-    """All advisory locks of the database that are held, their number, and the number of waiters."""
+    """All advisory locks of the database that are held, their number, and the number of waiting requests."""
     locks = await gateway.client.locks.list()
-    held = [HeldLock.model_validate(lock, from_attributes=True) for lock in locks if lock.granted]
-    return AdvisoryLocks(count=len(held), locks=held, waiting=len(locks) - len(held))
+    held = [LockAnswer.model_validate(lock, from_attributes=True) for lock in locks if lock.granted]
+    waiting = sum({(lock.namespace, lock.entity_id, lock.name): lock.waiting for lock in locks}.values())
+    return AdvisoryLocks(count=len(held), locks=held, waiting=waiting)
 
 
 @router.get("/agents", responses=documented(422, 503))

@@ -58,7 +58,7 @@ async def sweep(gateway: Gateway, worker: AgentWorker) -> WorkerCycle:
         if not await worker.needs_work(gateway, stored, cycle.at):
             continue
         number = stored.agent.number
-        async with gateway.client.lock(("agent", number)).or_skip() as grant:
+        async with records.agent_lock(gateway.client, number).or_skip() as grant:
             if grant is None:
                 cycle.skipped.append(number)
             elif await _work_under_lock(gateway, worker, number, cycle.at):

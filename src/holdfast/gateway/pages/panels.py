@@ -66,20 +66,23 @@ def _lease(record: Any) -> Panel:
 
 
 def _locks(snapshot: Snapshot) -> Panel:
-    names = {lock.pid: one_line(lock.application_name) for lock in snapshot.locks}
-    rows_by_label: dict[str, Panel] = {}
+    names = {lock.pid: one_line(lock.holder or lock.application_name) for lock in snapshot.locks}
+    rows_by_lock: dict[object, Panel] = {}
     for lock in snapshot.locks:
-        row = rows_by_label.setdefault(lock.label, {"label": lock.label, "holders": [], "waiters": []})
+        row = rows_by_lock.setdefault(
+            (lock.namespace, lock.entity_id, lock.name),
+            {"label": lock.label, "holders": [], "waiters": [], "waiting": lock.waiting},
+        )
         since = None if lock.duration is None else round(snapshot.at - lock.duration)
         row["holders" if lock.granted else "waiters"].append({
             "pid": lock.pid,
-            "application": one_line(lock.application_name),
+            "application": one_line(lock.holder or lock.application_name),
             "since": since,
             "behind": [{"pid": pid, "application": names.get(pid, "")} for pid in lock.blocked_by],
         })  # fmt: skip
-    rows = sorted(rows_by_label.values(), key=lambda row: (-len(row["waiters"]), natural_order(row["label"])))
-    waiting = sum(len(row["waiters"]) for row in rows)
-    held = len(snapshot.locks) - waiting
+    rows = sorted(rows_by_lock.values(), key=lambda row: (-row["waiting"], natural_order(row["label"])))
+    waiting = sum(row["waiting"] for row in rows)
+    held = sum(lock.granted for lock in snapshot.locks)
     return {"rows": rows[:MAX_ROWS], "more": len(rows[MAX_ROWS:]), "held": held, "waiting": waiting}
 
 

@@ -48,7 +48,8 @@ def terminate(
     pids: Sequence[int] | None = None,
     on: object = None,
 ) -> Fault:
-    """The server ends sessions: those with these ``pids``, or all with this ``application_name`` in the database.
+    """The server ends sessions: those with these ``pids``, or all with this ``application_name`` in the database. A
+    client has the one in its URL, or "holdfast".
 
     ``url`` needs the rights of a superuser or of the role of the sessions. Does nothing if no server answers. ``on`` is
     the server, if it has faults of its own.
@@ -57,7 +58,9 @@ def terminate(
 
     statement = (
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid <> pg_backend_pid()"
-        " and case when %(pids)s::int[] is null then application_name = %(name)s and datname = current_database()"
+        " and case when %(pids)s::int[] is null then datname = current_database() and (application_name = %(name)s"
+        " or application_name like 'holdfast:%%:' || %(name)s"
+        " or %(name)s = 'holdfast' and application_name ~ '^holdfast:[^:]*:[0-9]+$')"
         " else pid = any(%(pids)s::int[]) end"
     )
 

@@ -189,7 +189,9 @@ def test_nor_is_it_for_a_command_that_is_run(
     moments: set[datetime] = set()
 
     def asks_for_long() -> bool:
-        moments.update(moment for (moment,) in query(postgres_url, f"{asked} and application_name = 'holdfast'"))
+        moments.update(
+            moment for (moment,) in query(postgres_url, f"{asked} and application_name ~ '^holdfast:[^:]*:[0-9]+$'")
+        )
         return bool(moments) and max(moments) - min(moments) > timedelta(seconds=10 * Lease._busy_patience)
 
     command = ("touch", str(tmp_path / "ran"))

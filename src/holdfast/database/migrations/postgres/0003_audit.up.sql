@@ -41,7 +41,8 @@ begin
     return found;
 end $$;
 
--- What the numbers in pg_locks stand for. A foreign namespace stays a number; an unknown key has no name.
+-- What the numbers in pg_locks stand for, holdfast's own locks included. A foreign namespace stays a number; an unknown key has
+-- no name.
 create function holdfast.lock_label(classid oid, objid oid, objsubid smallint)
 returns table (namespace text, entity_id bigint, name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -50,14 +51,20 @@ declare
 begin
     if objsubid = 2 then
         entity_id := objid::bigint << 32 >> 32;
-        namespace := coalesce((select n.name from holdfast.lock_namespace n where n.id = first),
-                              case first when hashtext('holdfast.free') then 'waits for a lease' else first::text end);
+        if first in (hashtext('holdfast.free'), hashtext('holdfast.take')) then
+            name := case first when hashtext('holdfast.free') then 'waiter of ' else 'acquire of ' end
+                    || coalesce((select 'lease ' || l.name from holdfast.lease l where hashtext(l.name) = lock_label.entity_id limit 1),
+                                'a lease or a slot');
+        else
+            namespace := coalesce((select n.name from holdfast.lock_namespace n where n.id = first), first::text);
+        end if;
     else
         entity_id := classid::bigint << 32 | objid::bigint;
         name := coalesce((select n.name from holdfast.lock_name n where n.key = entity_id),
                          (select 'session of ' || b.label from holdfast.beat b where b.session_key = entity_id limit 1),
                          case entity_id when hashtext('holdfast.migrate') then 'migration' end,
-                         case entity_id >> 48 when 7845 then 'session without a lease' end);  -- the prefix of the keeper's keys
+                         case entity_id >> 48 when 7845 then 'session without a lease' when 7847 then 'operation in a transaction' end);
+                         -- the prefixes of the keeper's keys and of operations
     end if;
     return next;
 end $$;

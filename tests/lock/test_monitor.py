@@ -1,0 +1,202 @@
+"""``client.locks``: who holds a lock, since when, and who waits for it, on both engines and in both flavours."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.lock import executor_async
+from tests.children import PATIENCE, eventually, query
+from tests.lock.looks import core
+
+Connect = Callable[..., Any]
+
+
+def record(client: Any, name: str) -> holdfast.LockRecord | None:
+    return next((each for each in client.locks.list() if each.name == name and each.granted), None)
+
+
+def has_age(client: Any, name: str, since: float) -> bool:
+    """Whether the listed age is the one that was measured here, in the time that the question took."""
+    least = time.monotonic() - since
+    listed = record(client, name)
+    most = time.monotonic() - since
+    if listed is None or listed.duration is None or listed.held_since is None:
+        return False
+    return least - 0.2 <= listed.duration <= most + 0.2 and abs(time.time() - listed.held_since.timestamp() - most) < 1
+
+
+def test_a_lock_has_its_age_while_others_of_the_same_client_come_and_go(connect: Connect, either: str) -> None:
+    client, onlooker = connect(either), connect(either)
+    over = threading.Event()
+
+    def come_and_go(number: int) -> None:
+        while not over.is_set():
+            with client.lock(f"short {number}", timeout=PATIENCE):
+                pass
+
+    with ThreadPoolExecutor(10) as threads, ExitStack() as at_end:
+        at_end.callback(over.set)
+        held = client.lock("long").acquire()
+        since = time.monotonic()
+        for number in range(10):
+            threads.submit(come_and_go, number)
+        eventually(lambda: time.monotonic() - since > 2, "it is held for seconds")
+        eventually(lambda: has_age(onlooker, "long", since), "its age is listed")
+        held.check()
+
+
+def test_a_lock_that_is_handed_over_has_the_age_of_its_new_holder(connect: Connect, either: str) -> None:
+    client = connect(either)
+    first = client.lock("a").acquire()
+    since = time.monotonic()
+    eventually(lambda: has_age(client, "a", since), "the first holder's age is listed")
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(client.lock("a", timeout=PATIENCE).acquire)
+        eventually(lambda: getattr(record(client, "a"), "waiting", 0) == 1, "it is waited for")
+        eventually(lambda: time.monotonic() - since > 1, "the first holder holds it for a second")
+        first.release()
+        grant = second.result(PATIENCE)
+        since = time.monotonic()
+        eventually(lambda: has_age(client, "a", since), "the second holder's age is listed")
+        grant.release()
+
+
+def test_those_who_wait_are_counted_also_inside_a_process(connect: Connect, either: str) -> None:
+    clients = [connect(either) for _ in range(2)]
+    with ThreadPoolExecutor(5) as threads:
+        held = clients[0].lock("a").acquire()
+        waits = [threads.submit(clients[number % 2].lock("a", timeout=PATIENCE).acquire) for number in range(5)]
+        eventually(lambda: getattr(record(clients[0], "a"), "waiting", 0) == 5, "all five are counted")
+        held.release()
+        while waits:
+            eventually(lambda: any(each.done() for each in waits), "one has it")
+            done = next(each for each in waits if each.done())
+            waits.remove(done)
+            done.result().release()
+    eventually(lambda: all(each.waiting == 0 for each in clients[0].locks.list()), "nobody waits")
+
+
+def test_a_holder_is_a_host_and_a_process(connect: Connect, either: str) -> None:
+    name = "" if either.startswith("sqlite") else "?application_name=importer"
+    client = connect(either + name)
+    client.lock("a").acquire()
+    expected = f"{os.uname().nodename}:{os.getpid()}{name and ':importer'}"
+    eventually(lambda: getattr(record(client, "a"), "holder", None) == expected, "the holder is listed")
+    listed = record(client, "a")
+    assert listed is not None
+    assert listed.application_name == f"holdfast:{expected}"
+    plain = listed.as_dict()
+    assert (plain["label"], plain["holder"], plain["blocked_by"]) == ("a", expected, [])
+
+
+def test_a_timeout_names_the_holder_and_since_when(connect: Connect, either: str) -> None:
+    client, other = connect(either), connect(either)
+    held = client.lock("a").acquire()
+    holder = f"{os.uname().nodename}:{os.getpid()}"
+    expected = rf"lock 'a' is held by {holder} since \d+.* \(\d+\.\d s\); waited"
+
+    def named(client: Any) -> bool:
+        """The lookup of the holder has a short limit, so it may fail on a busy machine."""
+        with pytest.raises(holdfast.AcquireTimeout) as caught:
+            client.lock("a").acquire(timeout=0.2)
+        return caught.value.holder == holder and re.match(expected, str(caught.value)) is not None
+
+    eventually(lambda: named(other), "the holder is named")
+    with pytest.raises(holdfast.NotAcquired, match="held by another holder"):
+        other.lock("a").acquire(timeout=0)
+    held.release()
+
+
+def test_a_lock_that_is_handed_over_quickly_shows_its_waiters(connect: Connect, either: str) -> None:
+    client = connect(either)
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            with client.lock("a", timeout=PATIENCE):
+                over.wait(0.02)
+
+    with ThreadPoolExecutor(10) as threads, ExitStack() as at_end:
+        at_end.callback(over.set)
+        for _ in range(10):
+            threads.submit(work)
+        eventually(lambda: getattr(record(client, "a"), "waiting", 0) >= 5, "its waiters are counted")
+
+
+def test_a_note_that_cannot_be_written_is_repeated(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_async, "NOTE_PAUSE", 0.1)
+    client = connect(postgres_url)
+    held = client.lock("a").acquire()
+    rows = "select count(*) from holdfast.lock_hold where since is not null"
+    eventually(lambda: query(postgres_url, rows) == [(1,)], "it is noted")
+    with psycopg.connect(postgres_url) as admin:
+        admin.execute("lock table holdfast.lock_hold in share mode")
+        held.release()
+        failed = core(client)._failed_notes
+        eventually(lambda: failed, "that it is gone could not be written")
+        admin.rollback()
+    eventually(lambda: query(postgres_url, rows) == [(0,)], "it is written later")
+
+
+def test_rows_of_clients_that_were_closed_do_not_count(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as onlooker:
+        for _ in range(3):
+            with holdfast.Client(sqlite_url) as client:
+                grant = client.lock("a").acquire()
+                since = time.monotonic()
+                eventually(lambda since=since: has_age(onlooker, "a", since), "its age is listed")  # type: ignore[misc]
+                grant.release()
+        eventually(lambda: query(sqlite_url, "select count(*) from holdfast_lock_hold") == [(0,)], "no row is left")
+
+
+def test_readers_are_not_bounded_where_no_writer_waits(connect: Connect, either: str) -> None:
+    client = connect(either)
+    inside, over = threading.Semaphore(0), threading.Event()
+
+    def read() -> None:
+        with client.lock("a", shared=True, timeout=PATIENCE):
+            inside.release()
+            over.wait(PATIENCE)
+
+    with ThreadPoolExecutor(60) as threads, ExitStack() as at_end:
+        at_end.callback(over.set)
+        for _ in range(60):
+            threads.submit(read)
+        assert all(inside.acquire(timeout=PATIENCE) for _ in range(60)), "all read at once"
+
+
+def test_shared_holders_are_listed_as_shared(connect: Connect, either: str) -> None:
+    clients = [connect(either) for _ in range(2)]
+    for client in clients:
+        client.lock("a", shared=True).acquire()
+    eventually(lambda: {each.mode for each in clients[0].locks.list()} == {"shared"}, "both are listed")
+
+
+def test_locks_of_holdfast_itself_have_readable_names(connect: Connect, postgres_url: str) -> None:
+    client, other = connect(postgres_url), connect(postgres_url)
+    held = client.lease("nightly", ttl=600).acquire()
+    with ThreadPoolExecutor(1) as thread:
+        wait = thread.submit(other.lease("nightly", ttl=600).acquire, timeout=PATIENCE)
+        eventually(
+            lambda: "waiter of lease nightly" in {each.label for each in client.locks.list()}, "the waiter is named"
+        )
+        held.release()
+        wait.result(PATIENCE).release()
+
+
+def test_namespaces_of_holdfast_are_refused(connect: Connect, either: str) -> None:
+    with pytest.raises(ValueError, match="reserved for holdfast's own locks"):
+        connect(either).lock(("holdfast:agent", 7))
