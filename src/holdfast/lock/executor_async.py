@@ -17,6 +17,7 @@ import threading
 from asyncio import AbstractEventLoop, current_task, get_running_loop
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -350,7 +351,10 @@ class LoopExecutor:
             self._failed_notes.pop(session, None)
             if (timer := self._polls.pop(session, None)) is not None:
                 timer.cancel()
-            if session.driver is None or not self._shared:
+            if session in self.pool.closing:
+                closed = partial(self.loop.call_soon_threadsafe, self.event, Pool.closed, session)
+                wire.close_in_thread(session.wire, closed)
+            elif session.driver is None or not self._shared:
                 session.wire.close()
             else:
                 self._still_used.add(session)

@@ -154,6 +154,9 @@ class FileLockWire:
         with suppress(AttributeError, OSError, TypeError):  # interrupted in __init__, or the interpreter is ending
             self.close()
 
+    def end(self) -> None:
+        self.close()
+
     def close(self) -> None:
         self._waiting = None
         if self._has_rows:

@@ -172,6 +172,8 @@ class Wait(NamedTuple):
 
 
 class Close(NamedTuple):
+    """Then ``closed``, if the session is in ``closing``."""
+
     session: LockSession
 
 
@@ -192,8 +194,9 @@ class Counts(NamedTuple):
 
 
 class Pool:
-    """There are at most ``kept + extra`` sessions. A wait session that becomes idle is closed at once if there are more
-    than ``kept``; every other idle session is closed after two sweeps.
+    """There are at most ``kept + extra`` sessions, also on the server: if one is needed while the server is still
+    closing another, it is opened after that. A wait session that becomes idle is closed at once if there are more than
+    ``kept``; every other idle session is closed after two sweeps.
 
     ``server_queues``: the server has a fair queue for each key. If it has none, a key is not asked for again at once
     after it was handed over ``turns`` times.
@@ -219,6 +222,10 @@ class Pool:
         self.holds: list[LockSession] = []
         self.waits: list[LockSession] = []
         self._idle_waits: list[LockSession] = []
+        self.closing: set[LockSession] = set()
+        """Closed here, and not yet by the server."""
+        self._unopened: deque[LockSession] = deque()
+        """They are opened when one of ``closing`` is closed."""
         self._parked: deque[Entry] = deque()
         """Contended keys for which there is no session to wait in."""
         self._refused: list[Entry] = []
@@ -328,6 +335,7 @@ class Pool:
         self._parked.clear()
         for session in self.sessions:
             self._end(session)
+        self.closing.clear()
         self.writer = None
 
     # Events of sessions
@@ -432,6 +440,13 @@ class Pool:
                 if getattr(error, "sqlstate", None) != WAITED_LONG:
                     self._fail(entry, error)
                 self._unlock(entry)
+        self.writer = None
+
+    def closed(self, session: LockSession, caller: object) -> None:
+        """The server has closed it, too."""
+        self.writer = caller
+        self.closing.discard(session)
+        self._open_next()
         self.writer = None
 
     def lost(self, session: LockSession, error: Exception, caller: object) -> None:
@@ -675,7 +690,7 @@ class Pool:
         elif max(1, len(self.holds)) + len(self.waits) < self.limit:  # one is kept for a hold session
             session = LockSession(waits=True)
             self.waits.append(session)
-            self.actions.append(Open(session))
+            self._open(session)
             self._wait_in(session, entry)
         else:
             entry.stage = "parked"
@@ -761,8 +776,17 @@ class Pool:
             return min(self.holds, key=lambda each: len(each.held))
         session = LockSession(waits=False)
         self.holds.append(session)
-        self.actions.append(Open(session))
+        self._open(session)
         return session
+
+    def _open(self, session: LockSession) -> None:
+        self._unopened.append(session)
+        self._open_next()
+
+    def _open_next(self) -> None:
+        """As many as there may be: those that wait to be opened are among ``sessions``."""
+        while self._unopened and len(self.sessions) - len(self._unopened) + len(self.closing) < self.limit:
+            self.actions.append(Open(self._unopened.popleft()))
 
     def _set_idle(self, session: LockSession) -> None:
         """A wait session has nothing to wait for."""
@@ -800,9 +824,12 @@ class Pool:
         for sessions in (self.holds, self.waits, self._idle_waits):
             if session in sessions:
                 sessions.remove(session)
+        if session in self._unopened:
+            self._unopened.remove(session)
         if not session.over:
             session.over = True
             if session.opened:
+                self.closing.add(session)
                 self.actions.append(Close(session))
 
     def _drop(self, session: LockSession | None, error: Exception) -> None:
@@ -811,6 +838,7 @@ class Pool:
         opened, ops = session.opened, session.flight + session.pending
         session.pending = []
         self._end(session)
+        self.closing.discard(session)
         for op in ops:
             if op.verb == "cancel":
                 self._drop(op.target, error)
@@ -819,6 +847,7 @@ class Pool:
         session.held.clear()
         if self._parked and max(1, len(self.holds)) + len(self.waits) < self.limit:
             self._contended(self._parked.popleft())
+        self._open_next()
 
     def _lose(self, entry: Entry, error: Exception, opened: bool) -> None:
         entry.handed, entry.asks_rivals = 0, False

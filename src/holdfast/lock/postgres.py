@@ -178,6 +178,14 @@ class PostgresLockWire:
     def close(self) -> None:
         self._session.close()
 
+    def end(self) -> None:
+        """The server closes its side of the connection when its process has ended. Harmless if it is closed already."""
+        with suppress(OSError, OperationalError), socket.socket(fileno=os.dup(self._pgconn.socket)) as ours:
+            self._session.close()
+            ours.settimeout(PROBE)
+            while ours.recv(4096):
+                pass
+
     def _send(self, statement: bytes, parameters: Sequence[bytes]) -> None:
         try:
             self._put(statement, parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from holdfast.database.url import Database
@@ -59,6 +60,9 @@ class LockWire(Protocol):
 
     def close(self) -> None: ...
 
+    def end(self) -> None:
+        """Close it, and wait until the server has closed it, too, but not for long."""
+
 
 def open_wire(database: Database, timeout: float) -> LockWire:
     if database.dialect == "sqlite":
@@ -99,3 +103,22 @@ def open_in_thread(
         threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
     except RuntimeError as error:  # the system has no more threads
         arrive(None, Unreachable(f"{database}: {error}"))
+
+
+def close_in_thread(wire: LockWire, closed: Callable[[], object]) -> None:
+    """Call ``closed`` when the session has ended, in a thread: the server takes its time. Files are closed at once.
+    ``closed`` raises RuntimeError when its event loop is closed."""
+
+    def close() -> None:
+        wire.end()
+        with suppress(RuntimeError):
+            closed()
+
+    if wire.descriptor is None:
+        close()
+        return
+    try:
+        threading.Thread(target=close, name="holdfast-close", daemon=True).start()
+    except RuntimeError:  # the system has no more threads
+        wire.close()
+        closed()

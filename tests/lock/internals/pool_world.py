@@ -108,6 +108,8 @@ class Client:
         """Those of them whose caller was interrupted."""
         self.waiting: dict[LockSession, str] = {}
         """Sessions that wait: "sent", "arrived" at the server, or "cancelled"."""
+        self.closing: list[LockSession] = []
+        """Sessions that were closed here, and whose end the server has not reported."""
         self.ghosts: list[LockSession] = []
         """Sessions that are over here, and that the server has not noticed yet."""
         self.callers: dict[LockRequest, str] = {}
@@ -206,6 +208,8 @@ class Client:
                     assert not self.will_be_cancelled(session), "the cancel would end this wait"
                     self.waiting[session] = "sent"
                 case Close(session):
+                    if session in self.pool.closing:
+                        self.closing.append(session)
                     self.end(session)
                 case Lose(request, error):
                     assert request in self.holding
@@ -241,6 +245,14 @@ class Client:
         self.opening.remove(session)
         self.open.append(session)
         self.pool.opened(session, CALLER)
+        self.carry_out()
+
+    def closed(self, session: LockSession) -> None:
+        self.closing.remove(session)
+        self.server.end(session)
+        if session in self.ghosts:
+            self.ghosts.remove(session)
+        self.pool.closed(session, CALLER)
         self.carry_out()
 
     def execute(self, session: LockSession, op: Op) -> Any:
@@ -357,6 +369,7 @@ class Client:
         self.carry_out()
         assert not {each.state for each in self.requests} & {"queued", "held"}
         assert self.open == self.pool.sessions == []
+        assert not self.pool.closing
         assert not self.callers
         assert not self.pool.entries
         late = LockRequest(KEY_SPACE[0], "late", True, False)
@@ -365,7 +378,7 @@ class Client:
 
     def is_quiet(self) -> bool:
         """Nothing is under way, and nothing will happen by itself."""
-        return not (self.opening or self.sent) and all(
+        return not (self.opening or self.closing or self.sent) and all(
             how == "arrived" and not self.is_granted(session) for session, how in list(self.waiting.items())
         )
 
@@ -377,7 +390,7 @@ class Client:
         self._check_holders()
         sessions = self.pool.sessions
         assert len(sessions) == len(set(sessions)) <= self.pool.limit
-        assert len(self.open) + len(self.opening) <= self.pool.limit
+        assert len(self.open) + len(self.opening) + len(self.closing) <= self.pool.limit
         assert all(len(each.held) <= self.pool.per_session for each in sessions) or len(sessions) == self.pool.limit
         if self.is_quiet():
             self._check_rest()
@@ -519,6 +532,12 @@ class World(RuleBasedStateMachine):
         client, session = self.choose(data, "driven")
         client.interrupt(session, arrived)
 
+    @has("closing")
+    @rule(data=st.data())
+    def close_on_server(self, data: Any) -> None:
+        client, session = self.choose(data, "closing")
+        client.closed(session)
+
     @has("opening")
     @rule(data=st.data())
     def open(self, data: Any) -> None:
@@ -581,6 +600,8 @@ class World(RuleBasedStateMachine):
     def catch_up(self) -> None:
         """All that is under way is answered, so that what takes many steps is reached in few."""
         for client in self.clients:
+            for session in list(client.closing):
+                client.closed(session)
             for session in client.ghosts:
                 self.server.end(session)
             client.ghosts.clear()

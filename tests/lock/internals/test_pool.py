@@ -284,6 +284,22 @@ def test_a_session_that_is_lost_makes_room_for_a_parked_key() -> None:
     assert opening.session.entry is parked.entry
 
 
+def test_at_the_limit_a_session_is_opened_when_the_server_has_closed_another() -> None:
+    pool, session = ready(kept=1, extra=1)
+    holder, waiter = wish(1), wish(2)
+    first = contended(pool, session, holder)
+    pool.waited(first, None, "test")
+    pool.release(holder, "test")
+    done(pool)
+    assert answer(pool, first, True) == [Close(first)]
+    ask(pool, waiter)
+    assert answer(pool, session, False) == [], "the server may still have the first"
+    pool.closed(first, "test")
+    [opening] = done(pool)
+    assert isinstance(opening, Open)
+    assert opening.session.entry is waiter.entry
+
+
 def test_a_wait_session_that_is_opened_for_nobody_serves_the_next() -> None:
     """Its request gave up meanwhile."""
     pool, session = ready(kept=1, extra=1)
