@@ -19,7 +19,7 @@ from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.lock import background
 from holdfast.lock.executor_async import CALL_TIMEOUT, LoopExecutor
 from holdfast.lock.pool import LockRequest, LockSession, Pool
-from holdfast.lock.terms import Key, State
+from holdfast.lock.terms import State
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import NAP, Owner, Wakeup
 
@@ -60,8 +60,6 @@ class Executor:
         removes what is left of it."""
         core = self._core or self._start()
         request.owner = request.caller = me = _me.owner
-        if request.key not in core.labels:
-            core.remember(request)
         request.since = time = now()
         request.deadline = deadline = time + timeout
         if core.pool.writer is me:
@@ -74,11 +72,11 @@ class Executor:
                         session = pool.acquire(request)
                         break
                 self._await_repair(core, pool, deadline)
-            if session is not None:
-                if not self._drive(core, pool, session, request, False, timeout):
-                    return "gone"
-            elif pool.actions:
-                core.post(core.carry_out)
+            if session is None:
+                if pool.actions:
+                    core.post(core.carry_out)
+            elif not self._drive(core, pool, session, request, False, timeout):
+                return "gone"
             if request.state == "queued" and not self._wait(core, pool, request, "queued", deadline):
                 return "gone"
             return request.state
@@ -102,16 +100,12 @@ class Executor:
                     session = pool.release(request, me)
                     if pool.wakes:
                         core.wake_decided()
-            is_answered = session is None or self._drive(core, pool, session, request, True, CALL_TIMEOUT)
-            if pool.writer is not None:
-                core.post(core.recover)
-            elif pool.actions:
-                core.post(core.carry_out)
-            if (
-                request.state == "held"
-                and is_answered
-                and not self._wait(core, pool, request, "held", now() + CALL_TIMEOUT + 1.0)
-            ):
+            if session is None:
+                if pool.actions or pool.writer is not None:
+                    core.post(core.recover)
+            elif not self._drive(core, pool, session, request, True, CALL_TIMEOUT):
+                return
+            if request.state == "held" and not self._wait(core, pool, request, "held", now() + CALL_TIMEOUT + 1.0):
                 raise Unanswered(f"{self.database} did not answer in time")
         except BaseException:
             self._break_off(core, request, me)
@@ -134,11 +128,6 @@ class Executor:
 
         core.post(close)
         closed.wait(_CLOSE_TIMEOUT)
-
-    @property
-    def labels(self) -> dict[Key, str]:
-        """Names of what was locked here, by key: the database has them a moment later."""
-        return {} if self._core is None else self._core.labels.copy()
 
     @property
     def pool(self) -> Pool | None:
@@ -177,9 +166,8 @@ class Executor:
             core.post(core.finish, request)
             return False
         with core.mutex:
-            if pool.writer is None:
-                pool.driven(session, answer, request.caller)
-        if pool.actions or pool.wakes or session.over or pool.writer is not None:
+            is_to_be_continued = pool.writer is not None or pool.driven(session, answer, request.caller)
+        if is_to_be_continued:
             core.post(core.let_go, session)
         return True
 

@@ -31,7 +31,8 @@ class LockMonitor:
     def list(self) -> Records:
         """Every advisory lock in the database that a session holds or waits for, of holdfast or not, by name; waiters
         come after holders. On SQLite, the locks of holdfast, without waiters."""
-        ours = {} if self._space is None else self._space.executor.labels
+        pool = None if self._space is None else self._space.executor.pool
+        ours = {} if pool is None else pool.labels()
         if self._engine.database.dialect == "postgres":
             rows = self._engine.call("lock_list", {"pair": None, "key": None})
             for row in rows:

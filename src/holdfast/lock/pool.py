@@ -24,6 +24,7 @@ Invariants:
 - A statement that is under way belongs to its key and not to the request that caused it. A request that gives up leaves
   the queue; an answer goes to the first in the queue, and if there is none, the key is unlocked.
 - After an error the key is unlocked in any case: the server may hold it although it answered with an error.
+- An open session has something ``pending`` only while a statement is under way.
 - ``writer`` is set while an event changes the pool. If it is set when the next event begins, the last one was
   interrupted, and nothing here can be trusted: the executor closes all sessions and makes a new pool.
 """
@@ -234,6 +235,8 @@ class Pool:
         """How many keys there may be here, by the room in the server's lock table. None: unknown, or no limit."""
         self._due = UNLIMITED
         """With how many keys the room is asked for again."""
+        self._plenty = per_session
+        """With fewer keys than this there is room in every session and in the server's lock table."""
         self._spend = 0
         self._full = False
         self._closed: Exception | None = None
@@ -258,14 +261,14 @@ class Pool:
         key, entries, holds = request.key, self.entries, self.holds
         session = holds[0] if holds else None
         if (
-            session is None or session.driver is not None or session.flight or session.pending or not session.opened
-            or key in entries or len(entries) >= self._due or len(session.held) >= self.per_session
+            session is None or session.driver or session.flight or not session.opened
+            or key in entries or len(entries) >= self._plenty
         ):  # fmt: skip
             session = self._ask(request)
         else:  # hot: what ``_ask`` does for a new key and a free session
-            request.state, session.driver, session.used = "queued", request, True
+            session.driver, session.used = request, True
             request.entry = entries[key] = session.held[key] = entry = Entry(key, request)
-            entry.session = session
+            entry.session, request.state = session, "queued"
         self.writer = None
         return session
 
@@ -274,13 +277,10 @@ class Pool:
         or will be in ``wakes``."""
         self.writer = caller
         entry, session = request.entry, None
-        if request.state == "held" and entry is not None and request in entry.holders:
+        if entry is not None and request in entry.holders:
             entry.holders.remove(request)
             session = entry.session
-            if (
-                session is None or session.driver is not None or session.flight or session.pending or session.waits
-                or entry.queue or entry.holders
-            ):  # fmt: skip
+            if session is None or session.driver or session.flight or session.waits or entry.queue or entry.holders:
                 session = self._leave(entry, request, drive=True)
             else:  # hot: what ``_leave`` does for a free session
                 entry.stage, entry.leaving, session.driver = "freeing", request, request
@@ -354,8 +354,8 @@ class Pool:
             self._set_idle(session)
         self.writer = None
 
-    def driven(self, session: LockSession, answer: bool, caller: object) -> None:
-        """The own try or unlock of ``session.driver`` was answered."""
+    def driven(self, session: LockSession, answer: bool, caller: object) -> bool:
+        """The own try or unlock of ``session.driver`` was answered. True: the executor has something to do."""
         self.writer = caller
         request, session.driver = session.driver, None
         entry = None if request is None else request.entry
@@ -369,6 +369,7 @@ class Pool:
             if session.pending:
                 self._flush(session)
         self.writer = None
+        return bool(self.actions or self.wakes or session.over)
 
     def answered(self, session: LockSession, answers: Sequence[Any], caller: object) -> None:
         """``session.flight`` was answered, with one value for each op."""
@@ -473,7 +474,7 @@ class Pool:
             self._full = False
             self._ask_room(open_session)
         elif self.cap is not None:  # other clients may have taken the room of locks that were released since
-            self._due = min(self._due, len(self.entries) + self._spend)
+            self._set_due(min(self._due, len(self.entries) + self._spend))
         refused, self._refused = self._refused, []
         for entry in refused:
             if entry.stage == "refused":
@@ -500,6 +501,11 @@ class Pool:
         if not session.opened or session.over or any(op.verb == "note" for op in session.flight + session.pending):
             return False
         return not session.waits or (session.entry is not None and session.entry.stage == "held")
+
+    def labels(self) -> dict[Key, str]:
+        """Names of what is locked or asked for here: the database has them a moment later."""
+        requests = [each for entry in list(self.entries.values()) for each in (*entry.holders, *entry.queue)]
+        return {request.key: request.label for request in requests}
 
     def waiting(self, entry: Entry) -> int:
         """How many requests wait for a key, other than in a session that the server's list of locks shows."""
@@ -569,22 +575,22 @@ class Pool:
 
     def _granted(self, entry: Entry) -> None:
         """The server gave it to us. The mode may not be the one that the first in the queue wants: others gave up."""
-        entry.losses = 0
         queue = entry.queue
         if not queue or queue[0].shared != entry.shared:
             self._unlock(entry)
             return
-        entry.stage = "held"
+        entry.stage, entry.losses = "held", 0
         request = queue.pop(0)
         entry.holders.append(request)
         request.state = "held"
         if request.waker is not None:
             self.wakes.append(request)
-        while entry.shared and queue and queue[0].shared:
-            self._hold(entry, request := queue.pop(0))
-            self._wake(request)
-        for request in queue:
-            request.contended = True
+        if queue:
+            while entry.shared and queue and queue[0].shared:
+                self._hold(entry, request := queue.pop(0))
+                self._wake(request)
+            for request in queue:
+                request.contended = True
 
     def _leave(self, entry: Entry, request: LockRequest, *, drive: bool) -> LockSession | None:
         """A holder has left: to the next in the queue, or back to the server. ``drive``: its caller can send."""
@@ -644,9 +650,8 @@ class Pool:
             if request.waker is not None:
                 self.wakes.append(request)
         session, queue = entry.session, entry.queue
-        if not queue and session is not None and not session.waits:  # hot: bench lock_pair
-            session.held.pop(entry.key, None)
-            self.entries.pop(entry.key, None)
+        if session is not None and not queue and not session.waits:  # hot: bench lock_pair
+            del session.held[entry.key], self.entries[entry.key]
             entry.session = None
             return
         entry.handed = 0
@@ -809,7 +814,7 @@ class Pool:
         asking = [op.entry for op in session.pending if op.verb == "try" and op.entry is not None]
         self.cap = len(self.entries) - len(asking) + max(0, room)
         self._spend = min(SPEND, max(0, room - len(asking)) // SHARE)
-        self._due = min(self.cap, len(self.entries) + self._spend)
+        self._set_due(min(self.cap, len(self.entries) + self._spend))
         for entry in asking[max(0, room) :]:
             session.pending = [op for op in session.pending if op.entry is not entry]
             self._full = True
@@ -819,6 +824,9 @@ class Pool:
                 request = entry.queue.pop(0)
                 request.state = "full"
                 self._wake(request)
+
+    def _set_due(self, due: int) -> None:
+        self._due, self._plenty = due, min(due, self.per_session)
 
     def _end(self, session: LockSession) -> None:
         for sessions in (self.holds, self.waits, self._idle_waits):

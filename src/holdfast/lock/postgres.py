@@ -130,16 +130,16 @@ class PostgresLockWire:
     def receive(self) -> Answers | EngineError | None:
         """Take what has arrived. ``get_result`` only when libpq is not busy: it would block with the interpreter's lock
         held, and after a FATAL message the answer ends with the connection."""
-        pgconn = self._pgconn
+        pgconn, result, expected = self._pgconn, self._result, self._expected
         try:
             pgconn.consume_input()
-            if self._result is None and not pgconn.is_busy():
-                self._result = pgconn.get_result()
-            if pgconn.is_busy() or not self._expected:  # not expected: the server's message as it shuts down
+            if result is None and not pgconn.is_busy():
+                self._result = result = pgconn.get_result()
+            if pgconn.is_busy() or not expected:  # not expected: the server's message as it shuts down
                 return None
         except OperationalError as error:
             raise self._lost(error) from error
-        result, expected, self._result, self._expected = self._result, self._expected, None, ""
+        self._result, self._expected = None, ""
         if expected == "nothing":
             return ()
         if result is not None and result.ntuples == 1 and (answer := _ANSWERS.get(result.get_value(0, 0))) is not None:

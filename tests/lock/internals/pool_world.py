@@ -390,6 +390,7 @@ class Client:
         self._check_holders()
         sessions = self.pool.sessions
         assert len(sessions) == len(set(sessions)) <= self.pool.limit
+        assert not any(each.pending and each.opened and not each.under_way for each in sessions)
         assert len(self.open) + len(self.opening) + len(self.closing) <= self.pool.limit
         assert all(len(each.held) <= self.pool.per_session for each in sessions) or len(sessions) == self.pool.limit
         if self.is_quiet():

@@ -3,7 +3,8 @@
 Left out is what the interpreter never interrupts: what returns, and the few instructions between the end of a ``with``
 block and the call of its ``__exit__``. Nor are the first instructions of ``release`` and ``__exit__``: there the grant
 is as if the call had not been made. And ``__del__``, where it ignores what is raised. With asyncio, the interrupt ends
-the loop, which then goes on.
+the loop, which then goes on; left out are the two functions in which a task is suspended and resumed: an interrupt
+there loses the task, as it does in the same steps of asyncio itself. ``asyncio.run`` cancels a task instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pytest
 
 import holdfast
 from holdfast.lock import executor_async
-from holdfast.lock.executor_async import LoopExecutor
+from holdfast.lock.executor_async import AsyncExecutor, LoopExecutor, _Answer
 from tests import interrupts
 from tests.children import PATIENCE, eventually, until
 from tests.interrupts import returns
@@ -38,6 +39,8 @@ STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "17"))
 SPARED = ("/errors.py", "/names.py", "/holdfast/lease/", "/database/statements.py")
 """The keeper of leases has a thread of its own."""
 FIRST = ("__exit__", "release", "__aexit__")
+SWITCHES = (AsyncExecutor._resume.__code__, _Answer.add_done_callback.__code__)
+"""Where a task is resumed and suspended."""
 
 
 class Interrupt(interrupts.Interrupt):
@@ -46,7 +49,8 @@ class Interrupt(interrupts.Interrupt):
 
     def spares(self, code: CodeType, place: int) -> bool:
         start = 8 if code.co_flags & CO_COROUTINE else 4
-        return returns(code, place) or (code.co_name in FIRST and place < start) or place in ends_of_with_blocks(code)
+        is_first = code.co_name in FIRST and place < start
+        return returns(code, place) or is_first or code in SWITCHES or place in ends_of_with_blocks(code)
 
 
 @cache

@@ -369,7 +369,8 @@ def test_a_session_holds_a_bounded_number_of_locks() -> None:
 
 def test_beyond_the_cap_a_request_is_refused_and_nothing_is_sent() -> None:
     pool, session = ready()
-    pool.cap = pool._due = 1
+    pool.cap = 1
+    pool._set_due(1)
     first, second = wish(1), wish(2)
     held(pool, session, first)
     assert ask(pool, second) == [None]
