@@ -49,10 +49,8 @@ if TYPE_CHECKING:
     from holdfast.lease.handle_async import AsyncLease
     from holdfast.lease.records import LeaseRecord
     from holdfast.lock.file_lock import FileGrant, FileLock, file_lock
-    from holdfast.lock.grant import LockGrant
-    from holdfast.lock.grant_async import AsyncLockGrant
-    from holdfast.lock.handle import Lock
-    from holdfast.lock.handle_async import AsyncLock
+    from holdfast.lock.handle import Lock, LockGrant
+    from holdfast.lock.handle_async import AsyncLock, AsyncLockGrant
     from holdfast.lock.records import LockRecord
     from holdfast.lock.rows import row_lock
     from holdfast.objects.model import MatchVersion, MustCreate, ObjectRecord, Unconditional
@@ -83,7 +81,7 @@ _HOMES = {
     "AsyncLease": "holdfast.lease.handle_async",
     "AsyncLeaseGrant": "holdfast.lease.grant_async",
     "AsyncLock": "holdfast.lock.handle_async",
-    "AsyncLockGrant": "holdfast.lock.grant_async",
+    "AsyncLockGrant": "holdfast.lock.handle_async",
     "AsyncObjectWatch": "holdfast.objects.watch_async",
     "AsyncOp": "holdfast.operations.op_async",
     "AsyncOperation": "holdfast.operations.operation_async",
@@ -101,7 +99,7 @@ _HOMES = {
     "LeaseGrant": "holdfast.lease.grant",
     "LeaseRecord": "holdfast.lease.records",
     "Lock": "holdfast.lock.handle",
-    "LockGrant": "holdfast.lock.grant",
+    "LockGrant": "holdfast.lock.handle",
     "LockRecord": "holdfast.lock.records",
     "MatchVersion": "holdfast.objects.model",
     "MustCreate": "holdfast.objects.model",

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from holdfast.lease.grant import LeaseGrant
     from holdfast.lineage.relay import Relay, Sink
     from holdfast.lineage.relays import Relays
-    from holdfast.lock.grant import LockGrant
-    from holdfast.lock.handle import Lock, LockSpace
+    from holdfast.lock.handle import Lock, LockGrant, LockSpace
     from holdfast.lock.monitor import LockMonitor
     from holdfast.lock.terms import Name
     from holdfast.objects.objects import Objects

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from holdfast.lease.grant_async import AsyncLeaseGrant
     from holdfast.lineage.relay_async import AsyncRelay, AsyncSink
     from holdfast.lineage.relays_async import AsyncRelays
-    from holdfast.lock.grant_async import AsyncLockGrant
-    from holdfast.lock.handle_async import AsyncLock, AsyncLockSpace
+    from holdfast.lock.handle_async import AsyncLock, AsyncLockGrant, AsyncLockSpace
     from holdfast.lock.monitor_async import AsyncLockMonitor
     from holdfast.lock.terms import Name
     from holdfast.objects.objects_async import AsyncObjects

@@ -29,7 +29,7 @@ PUBLIC = {
     "lease.admin Leases": "list get history force_release recall probe wipe",
     "lock.handle Lock": HANDLE,
     "lock.handle Skip": "",
-    "lock.grant LockGrant": "name lost check release",
+    "lock.handle LockGrant": "name lost check release",
     "lock.monitor LockMonitor": "list end_session",
     "lock.file_lock FileLock": "path acquire try_acquire or_skip",
     "lock.file_lock FileGrant": "path read_text read_bytes write_text write_bytes check release",

@@ -235,11 +235,11 @@ class LoopExecutor:
         except EngineError as error:
             self.lose(session, error)
             return
-        if not isinstance(answers, tuple) or self.pool.writer is not None:
-            if answers is None:
-                self._read_on(session)
-            else:
-                self._answered(session, answers)
+        if answers is None:
+            self._read_on(session)
+            return
+        if isinstance(answers, EngineError) or self.pool.writer is not None:
+            self._answered(session, answers)
             return
         with self.mutex:
             pool = self.pool
@@ -252,7 +252,7 @@ class LoopExecutor:
                 self._resume(wakes.popleft())
 
     def _answered(self, session: LockSession, answers: Answers | EngineError) -> None:
-        refusal = answers if isinstance(answers, EngineError) else None
+        refusal, answers = (answers, ()) if isinstance(answers, EngineError) else (None, answers)
         if session in self._draining:
             self._draining.discard(session)
             self.event(Pool.unanswered, session)
@@ -627,7 +627,7 @@ class _Answer(asyncio.Future[None]):
 
 
 def _resolve(request: LockRequest) -> None:
-    """Nothing waits for it from now on. A future that stays would keep its task alive, and a forgotten grant with it."""
+    """Nothing waits for it from now on. A future that stayed would keep its task alive, and a grant that it forgot."""
     answer = request.waker
     if answer is not None and not answer.done():
         answer.set_result(None)
