@@ -50,7 +50,8 @@ class Lock:
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=CancelScope.cancels)
         self._target = space.texts[name] if type(name) is str else target(name, space.texts)
-        self._space, self._timeout, self._shared, self._on_lost = space, timeout, shared, on_lost
+        self._space, self._timeout = space, timeout
+        self._shared, self._on_lost = shared, on_lost
         self._entered: list[LockGrant] = []
 
     @property

@@ -49,7 +49,8 @@ class AsyncLock:
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=AsyncCancelScope.cancels)
         self._target = space.texts[name] if type(name) is str else target(name, space.texts)
-        self._space, self._timeout, self._shared, self._on_lost = space, timeout, shared, on_lost
+        self._space, self._timeout = space, timeout
+        self._shared, self._on_lost = shared, on_lost
         self._entered: list[AsyncLockGrant] = []
 
     @property

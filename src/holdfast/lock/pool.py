@@ -59,43 +59,46 @@ Stage = Literal["asking", "held", "freeing", "refused", "parked", "waiting", "st
 
 class LockRequest:
     """A caller's wish for one key, until the lock is released. ``waker``, ``on_loss``, ``caller``, ``since`` and
-    ``deadline`` are the executor's.
+    ``deadline`` are the executor's."""
 
-    hot: attributes of the class are defaults, because setting them takes 2 % of bench lock_pair."""
-
-    owner: object = None
-    state: State = "new"
-    entry: Entry | None = None
-    error: Exception | None = None
-    contended = False
-    """Another holder has the key, or had it: the request does not merely wait for an answer."""
-    waker: Any = None
-    on_loss: Any = None
-    caller: object = None
-    """Who is in a call for it, and sends for it: not always the owner, because any thread may release."""
-    since = 0.0
-    """When it was asked for; if it had to wait, when it was decided."""
-    deadline = 0.0
+    __slots__ = (
+        "__weakref__", "caller", "contended", "deadline", "entry", "error", "key", "label", "on_loss", "owner", "shared",
+        "since", "state", "waits", "waker",
+    )  # fmt: skip
 
     def __init__(self, key: Key, label: str, waits: bool, shared: bool) -> None:
-        self.key, self.label, self.waits, self.shared = key, label, waits, shared
+        self.key, self.label = key, label
+        self.waits, self.shared = waits, shared
+        self.state: State = "new"
+        self.owner: object = None
+        self.entry: Entry | None = None
+        self.error: Exception | None = None
+        self.contended = False
+        """Another holder has the key, or had it: the request does not merely wait for an answer."""
+        self.waker: Any = None
+        self.on_loss: Any = None
+        self.caller: object = None
+        """Who is in a call for it, and sends for it: not always the owner, because any thread may release."""
+        self.since = self.deadline = 0.0
+        """When it was asked for; if it had to wait, when it was decided."""
 
 
 class Entry:
     """A key that this client has or asks for, its holders, and the requests in the queue for it."""
 
-    stage: Stage = "asking"
-    shared: bool
-    """The mode in which the server is asked, or holds it."""
-    session: LockSession | None = None
-    leaving: LockRequest | None = None
-    """The request whose release waits for the unlock."""
-    handed = losses = 0
-    asks_rivals = False
-    """The server is asked whether other clients wait for it."""
+    __slots__ = ("asks_rivals", "handed", "holders", "key", "leaving", "losses", "queue", "session", "shared", "stage")
 
     def __init__(self, key: Key, first: LockRequest) -> None:
-        self.key, self.shared = key, first.shared
+        self.key = key
+        self.shared = first.shared
+        """The mode in which the server is asked, or holds it."""
+        self.stage: Stage = "asking"
+        self.session: LockSession | None = None
+        self.leaving: LockRequest | None = None
+        """The request whose release waits for the unlock."""
+        self.handed = self.losses = 0
+        self.asks_rivals = False
+        """The server is asked whether other clients wait for it."""
         self.holders: list[LockRequest] = []
         self.queue = [first]  # a deque takes 600 bytes more, and most queues stay empty
 

@@ -85,10 +85,10 @@ class PostgresLockWire:
         """Nothing is flushed: all that was sent before is answered, so there is room for a few bytes; if they ever
         stayed behind, there would be no answer in time. Polling without a timeout is cheaper: the kernel sets no
         timer."""
-        pgconn, poll, key, result = self._pgconn, self._poll, entry.key, None
+        pgconn, key, result = self._pgconn, entry.key, None
         try:
             self._put((_UNLOCK if unlocks else _TRY)[entry.shared][len(key)], key)
-            while poll(patience):
+            while self._poll(patience):
                 pgconn.consume_input()
                 if pgconn.is_busy():
                     continue
