@@ -17,7 +17,7 @@ _abandoned: list[object] = []
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """Starts it at first use. Nothing in it waits for a caller."""
+    """Starts it at first use. Its callbacks wait for callers only while those change a pool."""
     global _running
     with _registry:
         if _running is None or not _running[1].is_alive():

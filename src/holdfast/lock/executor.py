@@ -27,7 +27,7 @@ _CLOSE_TIMEOUT = 2.0
 
 
 class _Me(threading.local):
-    """Identifies a thread: the system uses its numbers again, and contexts are passed on."""
+    """Identifies a thread. Thread idents are reused, and context variables are inherited, so neither serves."""
 
     def __init__(self) -> None:
         self.owner: object = background.THREAD if threading.current_thread().name == background.THREAD else object()
@@ -75,7 +75,7 @@ class Executor:
             if session is None:
                 if pool.actions:
                     core.post(core.carry_out)
-            elif not self._drive(core, pool, session, request, False, timeout):
+            elif not self._send_own(core, pool, session, request, False, timeout):
                 return "gone"
             if request.state == "queued" and not self._wait(core, pool, request, "queued", deadline):
                 return "gone"
@@ -85,7 +85,8 @@ class Executor:
             raise
 
     def release(self, request: LockRequest) -> None:
-        """When it returns, the request is "released" if it was held until then."""
+        """When it returns, the request is "released" if it was held until then, unless the background thread has to
+        unlock it: the server did not answer in time, or a finalizer calls this in the middle of another call."""
         core, me = self._core, _me.owner
         if core is None:
             return
@@ -103,7 +104,7 @@ class Executor:
             if session is None:
                 if pool.actions or pool.writer is not None:
                     core.post(core.recover)
-            elif not self._drive(core, pool, session, request, True, CALL_TIMEOUT):
+            elif not self._send_own(core, pool, session, request, True, CALL_TIMEOUT):
                 return
             if request.state == "held" and not self._wait(core, pool, request, "held", now() + CALL_TIMEOUT + 1.0):
                 raise Unanswered(f"{self.database} did not answer in time")
@@ -149,7 +150,7 @@ class Executor:
             self._core = self._core or core  # a signal handler may have made one meanwhile
             return self._core
 
-    def _drive(
+    def _send_own(
         self, core: LoopExecutor, pool: Pool, session: LockSession, request: LockRequest, unlocks: bool, timeout: float
     ) -> bool:
         """Send the own try or unlock of a request, and wait for the answer. False: none in time."""
@@ -166,26 +167,26 @@ class Executor:
             core.post(core.finish, request)
             return False
         with core.mutex:
-            is_to_be_continued = pool.writer is not None or pool.driven(session, answer, request.caller)
+            is_to_be_continued = pool.writer is not None or pool.sender_answered(session, answer, request.caller)
         if is_to_be_continued:
             core.post(core.let_go, session)
         return True
 
     def _interrupted(self) -> Unreachable:
         return Unreachable(
-            "this thread is in the middle of another call for a lock, which a signal handler has interrupted: it would "
-            "wait for itself. Lock in another thread"
+            "a signal handler interrupted another call for a lock in this thread, and cannot use locks until that call "
+            "goes on. Use another thread"
         )
 
     def _wait(self, core: LoopExecutor, pool: Pool, request: LockRequest, undecided: State, deadline: float) -> bool:
         """Wait until the state is decided; False if it is not in time. Unreachable if the answer would have to come
         through a call of this very thread. The pool sets the state before it looks for the waker, so none is missed.
-        In naps: Python handles a signal that arrives just before a wait only after it; and a pool that was given up may
-        not wake everybody."""
+        Looks again every NAP: Python handles a signal that arrives just before a wait only after it, and a pool that
+        was given up may not wake all its waiters."""
         request.waker = waker = Wakeup()
         session = None if request.entry is None else request.entry.session
-        driver = None if session is None else session.driver
-        if driver is not None and driver is not request and driver.caller is request.caller:
+        sender = None if session is None else session.sender
+        if sender is not None and sender is not request and sender.caller is request.caller:
             raise self._interrupted()
         while request.state == undecided and not waker.wait(max(0.0, min(deadline - now(), NAP))):
             if core.pool is not pool:
@@ -210,7 +211,7 @@ class Executor:
         core.post(core.recover)
         while core.pool is pool:
             if now() >= deadline:
-                raise Unreachable("an interrupt broke the locks of this client off, and they are not restored yet")
+                raise Unreachable("an interrupt corrupted the locks of this client, and they are not rebuilt yet")
             sleep(0.001)
 
 

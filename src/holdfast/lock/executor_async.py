@@ -5,6 +5,15 @@ threads do not send themselves (``executor``). It decides nothing about locks.
 
 Every event goes to the pool under ``mutex``. An interrupt during an event leaves the pool half changed. The next event
 notices it, and ``repair`` closes all sessions, reports every grant as lost, and begins with a new pool.
+
+Who reads from a session:
+
+    a wait session                      the loop
+    a hold session of an AsyncClient    the loop
+    a hold session of a Client          the caller of ``session.sender``, in its thread, while it is set;
+                                        the loop, while ``session.flight`` is under way;
+                                        the loop, if the sender was interrupted or timed out (``_draining``)
+    a session that has ended            its sender, until it lets go of it (``_still_used``)
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ CALL_TIMEOUT = 10.0
 SWEEP = 0.6
 """Seconds between two sweeps."""
 YOUNG = 0.1
-"""Seconds that a lock is held before the database is told of it."""
+"""Seconds that a lock is held before it gets a note, unless requests wait for it."""
 NOTE_PAUSE = 3.0
 """Seconds after which a note that was not written is repeated."""
 MAX_NAMES = 10_000
@@ -59,7 +68,7 @@ class LoopExecutor:
         waiting: Iterable[LockRequest] = (), on_sweep: Callable[[], None] | None = None, resume: Wake | None = None,
     ) -> None:  # fmt: skip
         self.database, self.loop = database, loop
-        self.mutex = threading.RLock()  # a signal handler or a finalizer may need it between two events of its thread
+        self.mutex = threading.RLock()  # a signal handler or a finalizer may need it in the thread that has it
         self.pool = pool()
         self._make_pool, self._wake, self._resume, self._shared = pool, wake, resume or wake, shared
         self._waiting, self._on_sweep = waiting, on_sweep
@@ -68,7 +77,7 @@ class LoopExecutor:
         self._written: set[Key] = set()
         """Keys whose names the database has."""
         self._draining: set[LockSession] = set()
-        """Sessions whose outstanding answer belongs to a caller that was interrupted."""
+        """Sessions whose outstanding answer belongs to a caller that was interrupted or timed out."""
         self._still_used: set[LockSession] = set()
         """Ended sessions that a caller's thread still uses."""
         self._stuck: list[tuple[object, int]] = []
@@ -162,9 +171,9 @@ class LoopExecutor:
         outstanding, unlock its key, and give the session back."""
         session = None if request.entry is None else request.entry.session
         self.event(_give_up, request)
-        for session_left in [each for each in self._still_used if each.driver is request]:
+        for session_left in [each for each in self._still_used if each.sender is request]:
             self._close_unused(session_left)
-        if self._shared and session is not None and session.driver is request and not session.over:
+        if self._shared and session is not None and session.sender is request and not session.over:
             try:
                 if session.wire.drain():
                     self._draining.add(session)
@@ -173,13 +182,13 @@ class LoopExecutor:
                 else:
                     self.event(Pool.unanswered, session)
             except EngineError as error:
-                session.driver = None
+                session.sender = None
                 self.lose(session, error)
 
     def fail(self, session: LockSession, error: EngineError) -> None:
         """What a caller has sent was answered with an error, or not at all."""
         if isinstance(error, Unanswered) or session.over:
-            session.driver = None
+            session.sender = None
             self.lose(session, error)
         else:
             self.event(Pool.refused, session, error)
@@ -227,7 +236,7 @@ class LoopExecutor:
     def _hear(self, session: LockSession) -> None:
         """``_readable`` for a session that no thread uses. hot: the answer to the own try or unlock of a task resumes
         the task. That is the last thing done here, because the task may call again."""
-        if session.driver is None:
+        if session.sender is None:
             self._readable(session)
             return
         try:
@@ -243,7 +252,7 @@ class LoopExecutor:
             return
         with self.mutex:
             pool = self.pool
-            has_more = pool.driven(session, answers[0], self)
+            has_more = pool.sender_answered(session, answers[0], self)
         if has_more:
             if pool.actions:
                 self.carry_out()
@@ -256,7 +265,7 @@ class LoopExecutor:
         if session in self._draining:
             self._draining.discard(session)
             self.event(Pool.unanswered, session)
-        elif not session.flight and session.driver is None:
+        elif not session.flight and session.sender is None:
             if session.wire.descriptor is None and session.wire.problem() is not None:
                 self._end_lost()  # it was won in a file that was removed, and that the hold sessions have, too
             else:
@@ -266,10 +275,10 @@ class LoopExecutor:
             if session.flight and session.flight[0].verb == "note":
                 self._failed_notes[session] = now()
             self.event(Pool.refused, session, refusal)
-        elif session.driver is None:
+        elif session.sender is None:
             self.event(Pool.answered, session, answers)
         else:
-            self.event(Pool.driven, session, answers[0])
+            self.event(Pool.sender_answered, session, answers[0])
 
     def _read_on(self, session: LockSession) -> None:
         """The answer is not complete."""
@@ -359,7 +368,7 @@ class LoopExecutor:
         if session.over:
             return
         error: Exception = Unanswered(f"{self.database} closed the connection")
-        if session.driver is None:
+        if session.sender is None:
             try:
                 session.wire.receive()
             except EngineError as problem:
@@ -378,17 +387,17 @@ class LoopExecutor:
             if session in self.pool.closing:
                 closed = partial(self.loop.call_soon_threadsafe, self.event, Pool.closed, session)
                 wire.close_in_thread(session.wire, closed)
-            elif session.driver is None or not self._shared:
+            elif session.sender is None or not self._shared:
                 session.wire.close()
             else:
                 self._still_used.add(session)
-                if session.wire.descriptor is not None:  # its driver gets an error, and lets go of it
+                if session.wire.descriptor is not None:  # its sender gets an error, and lets go of it
                     session.wire.hang_up()
             self._sessions.discard(session)
 
     def _close_unused(self, session: LockSession) -> None:
-        """Close what its driver has let go of."""
-        session.driver = None
+        """Close what its sender has let go of."""
+        session.sender = None
         self._still_used.discard(session)
         if session.wire is not None:
             session.wire.close()
@@ -517,7 +526,7 @@ class LoopExecutor:
                 continue
             if (problem := session.wire.problem()) is not None:
                 self.lose(session, Unanswered(problem))
-            elif not _HANG_UP and self._shared and not session.flight and session.driver is None:
+            elif not _HANG_UP and self._shared and not session.flight and session.sender is None:
                 try:
                     session.wire.receive()
                 except EngineError as error:
@@ -531,7 +540,7 @@ class LoopExecutor:
                 sweeps = 1 + next((count for other, count in before if other is statement), 0)
                 self._stuck.append((statement, sweeps))
                 if sweeps * SWEEP > (CALL_TIMEOUT if session.opened else 2 * CALL_TIMEOUT):
-                    if session.driver is not None and self._shared:
+                    if session.sender is not None and self._shared:
                         session.wire.hang_up()
                     self.lose(session, Unanswered(f"{self.database} did not answer in time"))
 
@@ -540,9 +549,9 @@ class LoopExecutor:
         if not session.opened:
             return session if session.held else None
         descriptor = session.wire.descriptor
-        if self._shared and session.driver is not None and (descriptor is None or is_readable(descriptor)):
+        if self._shared and session.sender is not None and (descriptor is None or is_readable(descriptor)):
             return None  # the answer is there, and a signal handler keeps the caller from reading it
-        return session.driver or session.flight or None
+        return session.sender or session.flight or None
 
 
 def _sweep(core: LoopExecutor) -> None:
@@ -648,7 +657,7 @@ class AsyncExecutor:
         """Requests that wait, and until when; those that are being released among them, without an end."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
-        """The first deadline, or a time before which there is a sweep, if it is not over."""
+        """When the timer fires, or until when the sweep looks at deadlines instead."""
 
     def acquire(self, request: LockRequest, timeout: float) -> Awaitable[Any]:
         """Awaited, the state of the request is decided. A caller that is interrupted calls ``abandon``. hot: returns a
@@ -678,20 +687,18 @@ class AsyncExecutor:
         return waker
 
     def release(self, request: LockRequest) -> Awaitable[None]:
-        """Awaited, the request is "released" if it was held until then. It is released also if the caller is cancelled
-        meanwhile."""
+        """Awaited, the request is "released" if it was held until then, unless an earlier event was interrupted: then
+        it is released a moment later. It is released also if the caller is cancelled meanwhile."""
         core = self._core
         if core is None:
             return DONE
         if core.loop is not get_running_loop():
             return self._release_on(core.loop, request)
-        if core.pool.writer is not None:  # the garbage collector ends a block during an event
+        if core.pool.writer is not None:  # an event was interrupted, or the garbage collector ends a block during one
             core.loop.call_soon(core.finish, request)
             return DONE
         request.waker = waker = _Answer(loop=core.loop)
         with core.mutex:
-            if core.pool.writer is not None:
-                core.repair()
             session = core.pool.release(request, core)
             if core.pool.wakes:
                 core.wake_decided()
@@ -768,8 +775,7 @@ class AsyncExecutor:
         return core
 
     def _wake(self, request: LockRequest) -> None:
-        if request.contended:
-            request.since = now()
+        request.since = now()
         _resolve(request)
         self._waiting.pop(request, None)  # last: after an interrupt, ``_ring`` finds it there and wakes it
 

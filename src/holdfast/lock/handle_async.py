@@ -178,7 +178,8 @@ class AsyncLock:
         return state
 
     async def _settle(self, grant: AsyncLockGrant, state: State) -> State:
-        """A request that waits outlives a restart of the database: ask again until its time is up."""
+        """A contended request outlives a restart of the database: if its session is lost, ask again until its time is
+        up."""
         pause, contended = 0.1, False
         while True:
             request = grant._request
@@ -238,7 +239,7 @@ class AsyncLockGrant:
         self._scope = AsyncCancelScope() if on_lost == "cancel" else None
         self._era = forks.era
         self._stays_locked = False
-        """True: to drop the grant does not release the lock. Set when ``acquire`` returns it, cleared by ``with``."""
+        """If True, dropping the grant keeps the lock. Set when ``acquire`` returns it, cleared by ``with``."""
         self._held_since: float | None = None
         """Set while telemetry has listeners."""
         self._unreleased = True  # deleted by the caller that releases it: of two threads, only one can
@@ -321,8 +322,9 @@ class AsyncLockGrant:
 
     def __del__(self) -> None:
         """Nothing can release it any more. If Ctrl-C came as ``__exit__`` was entered, or as an interrupted acquire was
-        to be abandoned, it is released here. A grant that ``acquire`` has returned stays locked, because the work that
-        it protects may still be running, and the garbage collector must not decide who is next."""
+        to be abandoned, it is released here, once its handle is dropped, too. A grant that ``acquire`` has returned
+        stays locked, because the work that it protects may still be running, and the garbage collector must not decide
+        who is next."""
         try:
             if self._request.state not in ("held", "queued"):
                 return
@@ -505,8 +507,7 @@ async def _exit(
 
 def _innermost(entered: list[AsyncLockGrant]) -> AsyncLockGrant:
     """The grant of the block that ends: the last one that the caller entered, as several tasks may have entered one
-    handle. If the caller entered none, one that is lost: a lock is never released while another task is still in its
-    block.
+    handle. If the caller entered none, because a task exits what another has entered: one that is lost, else the last.
     """
     me = owner()
     for grant in reversed(entered):

@@ -15,10 +15,11 @@ fifty times in a row, because other clients wait in the server's queue.
                           `-> stopping                  no request waits in this mode any more: it is being cancelled
                   freeing -> refused                    the server did not unlock it; the sweep tries again
 
-The pool does no I/O and knows no clock, no thread and no event loop. Its executor calls it under one lock, one event
-at a time. What is to be done is appended to ``actions``, and requests that are decided to ``wakes``; both stay there
-until the executor is done with them, so that an interrupt loses none. A session that ``acquire`` or ``release`` returns
-is for the caller, who sends its own try or unlock there; then ``driven``, ``refused`` or ``unanswered``.
+The pool does no I/O and knows no clock, no thread and no event loop. Its executor calls its methods, the *events*,
+under one lock, one at a time. What is to be done is appended to ``actions``, and requests that are decided to
+``wakes``; both stay there until the executor is done with them, so that an interrupt loses none. A session that
+``acquire`` or ``release`` returns is for the caller, who sends its own try or unlock there; then ``sender_answered``,
+``refused`` or ``unanswered``.
 
 Invariants:
 - A statement that is under way belongs to its key and not to the request that caused it. A request that gives up leaves
@@ -38,8 +39,8 @@ from typing import Any, Literal, NamedTuple
 from holdfast.lock.terms import Key, State
 
 TURNS = 50
-"""How many requests get a lock here between two unlocks, before other clients get their turn. A reader that joins other
-readers is one of them; if no other client waits, the count begins anew."""
+"""How many requests get a key here, by hand-over or as readers that join others, before it is unlocked for other
+clients. Readers that wait together when it is granted do not count. If no other client waits, the count begins anew."""
 PER_SESSION = 300
 """Every statement of a session costs in proportion to the locks that the session holds: twice as much at 1,000."""
 SPEND, SHARE = 32, 64
@@ -62,8 +63,8 @@ class LockRequest:
     ``deadline`` are the executor's."""
 
     __slots__ = (
-        "__weakref__", "caller", "contended", "deadline", "entry", "error", "key", "label", "on_loss", "owner", "shared",
-        "since", "state", "waits", "waker",
+        "__weakref__", "caller", "contended", "deadline", "entry", "error", "key", "label", "on_loss", "owner",
+        "shared", "since", "state", "waits", "waker",
     )  # fmt: skip
 
     def __init__(self, key: Key, label: str, waits: bool, shared: bool) -> None:
@@ -80,7 +81,7 @@ class LockRequest:
         self.caller: object = None
         """Who is in a call for it, and sends for it: not always the owner, because any thread may release."""
         self.since = self.deadline = 0.0
-        """When it was asked for; if it had to wait, when it was decided."""
+        """``since``: when its own statement was sent; if it had to wait for more than that, when it was decided."""
 
 
 class Entry:
@@ -104,8 +105,8 @@ class Entry:
 
 
 class Note(NamedTuple):
-    """What the database is told of the locks of a session, for those who look at its locks. ``held``: of each key since
-    how many seconds (None: this session does not hold it), and how many wait for it in this process."""
+    """Rows for ``locks.list()``. ``held``: for each key, the seconds that this session has held it (None: another one
+    does), and how many requests wait for it in this process."""
 
     is_first: bool
     names: list[tuple[Key, str]]
@@ -126,8 +127,19 @@ class LockSession:
     """One connection: being opened, open, or over. ``wire`` and ``noted`` belong to the executor."""
 
     __slots__ = (
-        "cancelling", "driver", "ended", "entry", "flight", "held", "noted", "opened", "over", "pending", "used",
-        "waits", "wire",
+        "cancelling",
+        "ended",
+        "entry",
+        "flight",
+        "held",
+        "noted",
+        "opened",
+        "over",
+        "pending",
+        "sender",
+        "used",
+        "waits",
+        "wire",
     )  # fmt: skip
 
     def __init__(self, *, waits: bool) -> None:
@@ -141,7 +153,7 @@ class LockSession:
         """The statement of the executor that is under way."""
         self.pending: list[Op] = []
         """What is sent after it, in one statement."""
-        self.driver: LockRequest | None = None
+        self.sender: LockRequest | None = None
         """The request whose own try or unlock is under way: its caller has sent it. Then there is no ``flight``."""
         self.entry: Entry | None = None
         """What a wait session waits for."""
@@ -154,9 +166,9 @@ class LockSession:
     @property
     def under_way(self) -> list[Op]:
         """What was sent and is not answered."""
-        if self.driver is None or self.driver.entry is None:
+        if self.sender is None or self.sender.entry is None:
             return self.flight
-        return [Op("unlock" if self.driver.entry.stage == "freeing" else "try", self.driver.entry)]
+        return [Op("unlock" if self.sender.entry.stage == "freeing" else "try", self.sender.entry)]
 
 
 class Open(NamedTuple):
@@ -198,9 +210,9 @@ class Counts(NamedTuple):
 
 
 class Pool:
-    """There are at most ``kept + extra`` sessions, also on the server: if one is needed while the server is still
-    closing another, it is opened after that. A wait session that becomes idle is closed at once if there are more than
-    ``kept``; every other idle session is closed after two sweeps.
+    """There are at most ``kept + extra`` sessions, also as the server counts them: if one is needed while the server is
+    still closing another, it is opened after that. Sessions that were lost do not count. A wait session that becomes
+    idle is closed at once if there are more than ``kept``; every other idle session is closed after two sweeps.
 
     ``server_queues``: the server has a fair queue for each key. If it has none, a key is not asked for again at once
     after it was handed over ``turns`` times.
@@ -264,12 +276,12 @@ class Pool:
         key, entries, holds = request.key, self.entries, self.holds
         session = holds[0] if holds else None
         if (
-            session is None or session.driver or session.flight or not session.opened
+            session is None or session.sender or session.flight or not session.opened
             or key in entries or len(entries) >= self._plenty
         ):  # fmt: skip
             session = self._ask(request)
         else:  # hot: what ``_ask`` does for a new key and a free session
-            session.driver, session.used = request, True
+            session.sender, session.used = request, True
             request.entry = entries[key] = session.held[key] = entry = Entry(key, request)
             entry.session, request.state = session, "queued"
         self.writer = None
@@ -283,10 +295,10 @@ class Pool:
         if entry is not None and request in entry.holders:
             entry.holders.remove(request)
             session = entry.session
-            if session is None or session.driver or session.flight or session.waits or entry.queue or entry.holders:
-                session = self._leave(entry, request, drive=True)
+            if session is None or session.sender or session.flight or session.waits or entry.queue or entry.holders:
+                session = self._leave(entry, request, sends=True)
             else:  # hot: what ``_leave`` does for a free session
-                entry.stage, entry.leaving, session.driver = "freeing", request, request
+                entry.stage, entry.leaving, session.sender = "freeing", request, request
         self.writer = None
         return session
 
@@ -321,7 +333,7 @@ class Pool:
                 self._admit(entry)
         elif request.state == "held" and entry is not None and request in entry.holders:
             entry.holders.remove(request)
-            self._leave(entry, request, drive=False)
+            self._leave(entry, request, sends=False)
         self.writer = None
 
     def close(self, error: Exception, caller: object) -> None:
@@ -357,10 +369,10 @@ class Pool:
             self._set_idle(session)
         self.writer = None
 
-    def driven(self, session: LockSession, answer: bool, caller: object) -> bool:
-        """The own try or unlock of ``session.driver`` was answered. True: the executor has something to do."""
+    def sender_answered(self, session: LockSession, answer: bool, caller: object) -> bool:
+        """The own try or unlock of ``session.sender`` was answered. True: the executor has something to do."""
         self.writer = caller
-        request, session.driver = session.driver, None
+        request, session.sender = session.sender, None
         entry = None if request is None else request.entry
         if entry is not None and entry.session is session and not session.over:
             if entry.stage == "freeing":
@@ -400,7 +412,7 @@ class Pool:
     def refused(self, session: LockSession, error: Exception, caller: object) -> None:
         """What was under way was answered with an error. A part of it may be done: what was tried is unlocked."""
         self.writer = caller
-        ops, session.flight, session.driver = session.under_way, [], None
+        ops, session.flight, session.sender = session.under_way, [], None
         for op in ops:
             if op.verb == "cancel":
                 self._drop(op.target, error)
@@ -419,10 +431,10 @@ class Pool:
         self.writer = None
 
     def unanswered(self, session: LockSession, caller: object) -> None:
-        """The caller that drove the session was interrupted: whether its op was sent, and what was answered, is
-        unknown. Its key is unlocked, and tried again if it has a queue."""
+        """The caller that used the session was interrupted or timed out: whether its op was sent, and what was
+        answered, is unknown. Its key is unlocked, and tried again if it has a queue."""
         self.writer = caller
-        request, session.driver = session.driver, None
+        request, session.sender = session.sender, None
         entry = None if request is None else request.entry
         if not session.over:
             if entry is not None and entry.session is session:
@@ -595,8 +607,8 @@ class Pool:
             for request in queue:
                 request.contended = True
 
-    def _leave(self, entry: Entry, request: LockRequest, *, drive: bool) -> LockSession | None:
-        """A holder has left: to the next in the queue, or back to the server. ``drive``: its caller can send."""
+    def _leave(self, entry: Entry, request: LockRequest, *, sends: bool) -> LockSession | None:
+        """A holder has left: to the next in the queue, or back to the server. ``sends``: its caller can send."""
         queue = entry.queue
         if entry.holders:
             request.state = "released"
@@ -610,7 +622,7 @@ class Pool:
         else:
             entry.handed = 0
             entry.leaving = request
-            return self._unlock(entry, request if drive else None)
+            return self._unlock(entry, request if sends else None)
         return None
 
     def _fail(self, entry: Entry, error: Exception) -> None:
@@ -631,20 +643,20 @@ class Pool:
 
     # What is sent
 
-    def _try(self, entry: Entry, driver: LockRequest | None = None) -> LockSession | None:
+    def _try(self, entry: Entry, sender: LockRequest | None = None) -> LockSession | None:
         holds = self.holds
         session = holds[0] if holds and len(holds[0].held) < self.per_session else self._hold_session()
         entry.stage, entry.session, entry.shared = "asking", session, entry.queue[0].shared
         session.held[entry.key] = entry
-        return self._enqueue(session, Op("try", entry), driver)
+        return self._enqueue(session, Op("try", entry), sender)
 
-    def _unlock(self, entry: Entry, driver: LockRequest | None = None) -> LockSession | None:
+    def _unlock(self, entry: Entry, sender: LockRequest | None = None) -> LockSession | None:
         entry.stage = "freeing"
         session = entry.session
         if session is None:
             self._unlocked(entry)
             return None
-        return self._enqueue(session, Op("unlock", entry), driver)
+        return self._enqueue(session, Op("unlock", entry), sender)
 
     def _unlocked(self, entry: Entry) -> None:
         request, entry.leaving = entry.leaving, None
@@ -713,8 +725,8 @@ class Pool:
             self.actions.append(Wait(session))
 
     def _stop_waiting(self, entry: Entry) -> None:
-        """The queue is empty, or it waits as a writer and the writer gave up. What is asked or freed on a hold session
-        needs no more than its answer."""
+        """The queue is empty, or it waits as a writer and the writer gave up. A key in the stage asking or freeing
+        needs no cancel: its answer comes at once."""
         session = entry.session
         if entry.stage == "parked":
             self._parked.remove(entry)
@@ -750,20 +762,20 @@ class Pool:
         if session.ended and not session.cancelling and entry is not None:
             self._unlock(entry)
 
-    def _enqueue(self, session: LockSession, op: Op, driver: LockRequest | None = None) -> LockSession | None:
-        """Send ``op`` now, or with what is sent next. Returns the session if the caller of ``driver`` sends it: a hold
+    def _enqueue(self, session: LockSession, op: Op, sender: LockRequest | None = None) -> LockSession | None:
+        """Send ``op`` now, or with what is sent next. Returns the session if the caller of ``sender`` sends it: a hold
         session that is free."""
-        if driver is None or session.waits or session.under_way or session.pending or not session.opened:
+        if sender is None or session.waits or session.under_way or session.pending or not session.opened:
             session.pending.append(op)
             self._flush(session)
             return None
-        session.used, session.driver = True, driver
+        session.used, session.sender = True, sender
         return session
 
     def _flush(self, session: LockSession) -> None:
         """Send in one statement what has come together while the last one was under way."""
         pending = session.pending
-        if not pending or session.flight or session.driver is not None or session.over or not session.opened:
+        if not pending or session.flight or session.sender is not None or session.over or not session.opened:
             return
         count = 0
         while count < len(pending) and pending[count].verb not in ALONE:

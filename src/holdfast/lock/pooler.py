@@ -13,12 +13,12 @@ PROBE = 2.0
 """Seconds to wait for what a healthy server gives at once: a second session's answer."""
 
 _stay: set[Database] = set()
-"""Where sessions were seen to stay what they are."""
+"""Databases that have passed the check."""
 
 
 def check_that_it_stays(database: Database, session: PostgresSession, deadline: float) -> int:
-    """The pid of our server process. SessionUnsafe when something between us and the server hands sessions round: with
-    two clients of ours alive, one of them in a transaction, they are in one session, or one has moved."""
+    """The pid of our server process. SessionUnsafe when two connections of ours, one of them in a transaction, share a
+    server session, or one of them moves to another: then a pooler hands sessions round."""
     [ours] = session.call("session_open", {}, deadline - now())
     if database not in _stay:
         other = PostgresSession.open(database, max(0.05, deadline - now()))

@@ -1,7 +1,7 @@
 """One PostgreSQL session for locks, with as little as possible between the caller and libpq. It decides nothing.
 
 ``run`` is for a thread that has the session to itself and may wait for the answer; ``send``, ``wait`` and ``receive``
-never wait, and are for an event loop.
+are for an event loop, and do not wait for an answer.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class PostgresLockWire:
         self._session.close()
 
     def end(self) -> None:
-        """The server closes its side of the connection when its process has ended. Harmless if it is closed already."""
+        """Close it, and wait up to PROBE for the server to close its side, when its process has ended. Does nothing if
+        it is closed already."""
         with suppress(OSError, OperationalError), socket.socket(fileno=os.dup(self._pgconn.socket)) as ours:
             self._session.close()
             ours.settimeout(PROBE)

@@ -34,10 +34,11 @@ class LockRecord:
     granted: bool
     """Held; else waited for."""
     held_since: datetime | None = field(compare=False)
-    """When it was granted. None: it is waited for, or a program other than holdfast holds it."""
+    """When it was granted. None: it is waited for, it was granted less than a second ago, or a program other than
+    holdfast holds it."""
     duration: float | None = field(compare=False)
-    """Seconds since it was granted; of another program, since its last statement, which came after the grant. Of a
-    waiter, seconds that it has waited (counted anew every ten minutes)."""
+    """Seconds since it was granted; while ``held_since`` is None, since the last statement of its session. Of a waiter,
+    seconds that it has waited (counted anew every ten minutes)."""
     waiting: int
     """How many requests wait for this lock in all processes, those queued inside a process included. All records of a
     lock have the same number."""

@@ -31,8 +31,8 @@ class LockWire(Protocol):
         """Whether ``receive`` still has to return an answer."""
 
     def run(self, entry: Entry, unlocks: bool, patience: float | None) -> bool | None:
-        """Try or unlock a key and wait for the answer, in a thread that has the session to itself. None when there is
-        no answer within ``patience`` milliseconds. Then, and when it is interrupted, ``drain`` comes next."""
+        """Try or unlock a key and wait for the answer, in a thread that has the session to itself. None when nothing
+        arrives within ``patience`` milliseconds. Then, and when it is interrupted, ``drain`` comes next."""
 
     def start(self, entry: Entry, unlocks: bool) -> None:
         """Try or unlock a key, to be answered by ``receive``."""
@@ -47,7 +47,7 @@ class LockWire(Protocol):
         """The answers, one for each op, or the server's error. None: more is to come."""
 
     def drain(self) -> bool:
-        """After an interrupt: whether an answer is still to come, which ``receive`` then discards."""
+        """After an interrupt or a timeout: whether an answer is still to come, which ``receive`` then discards."""
 
     def problem(self) -> str | None:
         """Why what is locked here is locked no more, where no descriptor tells."""

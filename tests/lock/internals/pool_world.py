@@ -153,7 +153,7 @@ class Client:
     def begin(self, session: LockSession | None, request: LockRequest, undecided: str) -> None:
         """Its caller sends, waits, or is done."""
         if session is not None:
-            assert session.driver is request
+            assert session.sender is request
             assert len(session.under_way) == 1
             assert not session.waits
             self.under_way(session)
@@ -236,10 +236,10 @@ class Client:
                 self.ghosts.append(session)
         self.waiting.pop(session, None)
         self.sent.pop(session, None)
-        driver = self.driven.pop(session, None)
-        if driver is not None and driver.state in (QUEUED, HELD):
-            driver.waker = True  # its call fails, and it waits for what becomes of its request
-            self.callers[driver] = driver.state
+        sender = self.driven.pop(session, None)
+        if sender is not None and sender.state in (QUEUED, HELD):
+            sender.waker = True  # its call fails, and it waits for what becomes of its request
+            self.callers[sender] = sender.state
 
     def opened(self, session: LockSession) -> None:
         self.opening.remove(session)
@@ -292,26 +292,26 @@ class Client:
         self.granted = {
             op.entry.key for op, got in zip(ops, answers, strict=True) if op.verb == "try" and got and op.entry
         }
-        driver = self.driven.pop(session, None)
-        if session.driver is None:
+        sender = self.driven.pop(session, None)
+        if session.sender is None:
             self.pool.answered(session, answers, CALLER)
         else:
-            self.pool.driven(session, answers[0], CALLER)
+            self.pool.sender_answered(session, answers[0], CALLER)
         for request in queued:
             if request.state == "busy" and self.server.queues:
                 assert self.server.conflicts(request.key, session, request.shared), "it was free"
-        if driver is not None and driver.state == "queued" and driver not in self.callers:
-            driver.waker = True
-            self.callers[driver] = QUEUED
+        if sender is not None and sender.state == "queued" and sender not in self.callers:
+            sender.waker = True
+            self.callers[sender] = QUEUED
         self.carry_out()
 
     def refuse(self, session: LockSession, executed: int) -> None:
         """The server answers with an error, after a part of the statement was executed."""
-        driver = self.driven.pop(session, None)
+        sender = self.driven.pop(session, None)
         ops = self.finish(session)
-        if driver is not None:
-            driver.waker = True
-            self.callers[driver] = driver.state
+        if sender is not None:
+            sender.waker = True
+            self.callers[sender] = sender.state
         for op in ops[:executed]:
             self.execute(session, op)
         self.pool.refused(session, ERROR, CALLER)
@@ -339,12 +339,12 @@ class Client:
             self.server.serve(session.entry.key)
         return session in self.server.locks[session.entry.key]
 
-    def lose(self, session: LockSession, driver_first: bool) -> None:
-        """``driver_first``: the caller that uses the session notices it before the executor."""
-        driver = self.driven.get(session)
-        if driver_first and driver is not None:
-            driver.waker = True
-            self.callers[driver] = driver.state
+    def lose(self, session: LockSession, sender_first: bool) -> None:
+        """``sender_first``: the caller that uses the session notices it before the executor."""
+        sender = self.driven.get(session)
+        if sender_first and sender is not None:
+            sender.waker = True
+            self.callers[sender] = sender.state
             del self.driven[session]
         before, held = self.losses, {each for each in self.holding if session_of(each) is session}
         self.pool.lost(session, ERROR, CALLER)
@@ -591,7 +591,7 @@ class World(RuleBasedStateMachine):
                 self.clients[self.clients.index(client)] = new = Client(self.server, client.awaits)
                 new.ghosts = client.ghosts
             case "lose" | "fail to open":
-                client.lose(session, driver_first=data.draw(st.booleans()))
+                client.lose(session, sender_first=data.draw(st.booleans()))
 
     @rule(number=NUMBERS)
     def sweep(self, number: int) -> None:

@@ -384,7 +384,7 @@ def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
         session = request.entry.session
 
         def interrupt() -> None:
-            eventually(lambda: session.driver is grant._request, "the thread waits for an answer")
+            eventually(lambda: session.sender is grant._request, "the thread waits for an answer")
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
         def stay(*signalled: object) -> None:

@@ -79,10 +79,10 @@ def answer(pool: Pool, session: LockSession, *answers: object) -> list[Action]:
 
 
 def give(pool: Pool, session: LockSession, *answers: object) -> None:
-    if session.driver is None:
+    if session.sender is None:
         pool.answered(session, answers, "test")
     else:
-        pool.driven(session, bool(*answers), "test")
+        pool.sender_answered(session, bool(*answers), "test")
 
 
 def opened(pool: Pool, *, room: int | None = None) -> LockSession:
@@ -117,7 +117,7 @@ def ready(
 def contended(pool: Pool, session: LockSession, *requests: LockRequest) -> LockSession:
     """The wait session of requests for one key that another client holds."""
     ask(pool, *requests)
-    pool.driven(session, False, "test")
+    pool.sender_answered(session, False, "test")
     waiting = opened(pool)
     assert waiting.waits
     return waiting
@@ -135,11 +135,11 @@ def test_the_caller_sends_where_the_session_is_free() -> None:
     pool, session = ready()
     request = wish(1)
     assert pool.acquire(request) is session
-    assert (verbs(session), session.driver, done(pool)) == (["try"], request, [])
+    assert (verbs(session), session.sender, done(pool)) == (["try"], request, [])
     answer(pool, session, True)
     assert (request.state, request.entry and request.entry.session) == ("held", session)
     assert pool.release(request, "test") is session
-    assert (verbs(session), session.driver, done(pool)) == (["unlock"], request, [])
+    assert (verbs(session), session.sender, done(pool)) == (["unlock"], request, [])
     answer(pool, session, True)
     assert (request.state, pool.entries, session.held) == ("released", {}, {})
 
@@ -923,7 +923,7 @@ def _picture(pool: Pool) -> list[object]:
             (key, entry.stage, entry.shared, entry.handed, len(entry.holders), len(entry.queue), entry.leaving is None)
             for key, entry in pool.entries.items()
         ],
-        [(verbs(each), len(each.pending), each.over, list(each.held), each.driver is None) for each in pool.sessions],
+        [(verbs(each), len(each.pending), each.over, list(each.held), each.sender is None) for each in pool.sessions],
         [type(each) for each in pool.actions],
         len(pool.wakes),
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.lock import executor, executor_async, wire
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE, backends, eventually, query
 from tests.lock.looks import advisory, core, waiters
@@ -37,6 +39,30 @@ def test_blocking_acquisition_survives_all_commits_in_the_block_and_is_released_
             grant.check()
         assert advisory(postgres_url) == []
         assert mine.execute("select count(*) from work").fetchone() == (2,)
+
+
+def test_the_age_of_a_lock_counts_from_its_grant_however_long_connecting_took(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers 100 s later, by the clock that the client uses."""
+    answers, late, real = threading.Event(), threading.Event(), wire.open_wire
+
+    def open_late(*arguments: Any) -> Any:
+        answers.wait(PATIENCE)
+        return real(*arguments)
+
+    monkeypatch.setattr(wire, "open_wire", open_late)
+    for module in (executor, executor_async):
+        monkeypatch.setattr(module, "now", lambda: now() + 100 * late.is_set())
+    with ThreadPoolExecutor(1) as thread:
+        asked_at = now()
+        acquiring = thread.submit(connect(postgres_url).lock("a", timeout=None).acquire)
+        eventually(lambda: [each for each in threading.enumerate() if each.name == "holdfast-connect"], "it connects")
+        late.set()
+        answers.set()
+        grant = acquiring.result(PATIENCE)
+    request = getattr(grant, "_inner", grant)._request
+    assert request.since - asked_at >= 100
 
 
 def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: Connect, postgres_url: str) -> None:
