@@ -167,8 +167,11 @@ class Executor:
             core.post(core.finish, request)
             return False
         with core.mutex:
-            is_to_be_continued = pool.writer is not None or pool.sender_answered(session, answer, request.caller)
-        if is_to_be_continued:
+            is_intact = pool.writer is None
+            has_more = is_intact and pool.sender_answered(session, answer, request.caller)
+        if not is_intact:  # an interrupted event of another thread: this session is closed with all others
+            core.post(core.finish, request)
+        elif has_more:
             core.post(core.let_go, session)
         return True
 

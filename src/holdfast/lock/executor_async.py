@@ -433,8 +433,11 @@ class LoopExecutor:
         waiting = {*self._waiting, *(request for entry in entries for request in entry.queue)} - losses.keys()
         for request in waiting:
             request.state, request.error = "failed", error
+        pool.closing = broken.closing.copy()
         for session in self._sessions:
             session.over = True
+            if session.opened and (session.sender is None or not self._shared):
+                pool.closing.add(session)
         pool.actions.extend(Close(session) for session in self._sessions)
         pool.actions.extend(losses.values())
         pool.wakes.extend(request for request in (*losses, *waiting) if request.waker is not None)
@@ -559,7 +562,7 @@ def _sweep(core: LoopExecutor) -> None:
     loop was closed while its client was open, its sessions would keep their locks for as long as the process lives: end
     them."""
     with core.mutex:
-        core._is_swept = bool(core._sessions)
+        core._is_swept = bool(core._sessions or core.pool.closing)
     if core._is_swept and core.loop.is_closed():
         _end_with_loop(core)
     elif core._is_swept:

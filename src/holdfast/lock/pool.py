@@ -292,7 +292,7 @@ class Pool:
         or will be in ``wakes``."""
         self.writer = caller
         entry, session = request.entry, None
-        if entry is not None and request in entry.holders:
+        if request.state == "held" and entry is not None and request in entry.holders:
             entry.holders.remove(request)
             session = entry.session
             if session is None or session.sender or session.flight or session.waits or entry.queue or entry.holders:

@@ -181,11 +181,14 @@ class PostgresLockWire:
     def end(self) -> None:
         """Close it, and wait up to PROBE for the server to close its side, when its process has ended. Does nothing if
         it is closed already."""
-        with suppress(OSError, OperationalError), socket.socket(fileno=os.dup(self._pgconn.socket)) as ours:
+        try:
+            with suppress(OSError, OperationalError), socket.socket(fileno=os.dup(self._pgconn.socket)) as ours:
+                self._session.close()
+                ours.settimeout(PROBE)
+                while ours.recv(4096):
+                    pass
+        finally:  # there may be no descriptor for the second one
             self._session.close()
-            ours.settimeout(PROBE)
-            while ours.recv(4096):
-                pass
 
     def _send(self, statement: bytes, parameters: Sequence[bytes]) -> None:
         try:

@@ -110,9 +110,11 @@ def close_in_thread(wire: LockWire, closed: Callable[[], object]) -> None:
     ``closed`` raises RuntimeError when its event loop is closed."""
 
     def close() -> None:
-        wire.end()
-        with suppress(RuntimeError):
-            closed()
+        try:
+            wire.end()
+        finally:
+            with suppress(RuntimeError):
+                closed()
 
     if wire.descriptor is None:
         close()

@@ -300,6 +300,17 @@ def test_at_the_limit_a_session_is_opened_when_the_server_has_closed_another() -
     assert opening.session.entry is waiter.entry
 
 
+def test_a_request_that_was_given_up_after_an_interrupt_is_not_handed_on() -> None:
+    """Its caller may be on the way to release it."""
+    pool, session = ready()
+    holder, waiter = wish(1), wish(1)
+    held(pool, session, holder)
+    ask(pool, waiter)
+    holder.state, waiter.state = "lost", "failed"
+    assert pool.release(holder, "test") is None
+    assert (states(holder, waiter), done(pool), woken(pool)) == (["lost", "failed"], [], [])
+
+
 def test_a_wait_session_that_is_opened_for_nobody_serves_the_next() -> None:
     """Its request gave up meanwhile."""
     pool, session = ready(kept=1, extra=1)

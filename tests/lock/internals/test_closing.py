@@ -1,0 +1,117 @@
+"""How sessions are closed: the server may take its time, and a session counts until it has."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from psycopg import pq
+
+import holdfast
+from holdfast.lock import postgres
+from holdfast.lock.postgres import PostgresLockWire
+from tests.children import PATIENCE, backends, eventually, until
+from tests.lock.looks import core
+
+TWO: dict[str, Any] = {"lock_sessions": 2, "lock_overflow": 0}
+
+
+@pytest.fixture
+def server_closes(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The server closes sessions when this is set."""
+    closes, real = threading.Event(), PostgresLockWire.end
+
+    def end(wire: PostgresLockWire) -> None:
+        closes.wait(PATIENCE)
+        real(wire)
+
+    monkeypatch.setattr(PostgresLockWire, "end", end)
+    yield closes
+    closes.set()
+
+
+def test_after_an_interrupt_new_sessions_wait_for_the_end_of_the_old_ones(
+    postgres_url: str, server_closes: threading.Event
+) -> None:
+    with holdfast.Client(postgres_url) as other, holdfast.Client(postgres_url, **TWO) as client:
+        kept = other.lock("b").acquire()
+        lost = client.lock("a").acquire()
+        with ThreadPoolExecutor(2) as threads:
+            waits = threads.submit(client.lock("b", timeout=PATIENCE).acquire)
+            eventually(lambda: len([each for each in core(client).pool.sessions if each.opened]) == 2, "it waits")
+            broken = core(client).pool
+            with core(client).mutex:
+                broken.writer = "an event that was interrupted"
+            core(client).post(core(client).recover)
+            eventually(lambda: lost.lost, "all are given up")
+            assert len(core(client).pool.closing) == 2
+            again = threads.submit(client.lock("a", timeout=PATIENCE).acquire)
+            eventually(lambda: core(client).pool._unopened, "it is opened later")
+            assert not [each for each in core(client).pool.sessions if each.opened]
+            server_closes.set()
+            again.result(PATIENCE).release()
+            kept.release()
+            waits.result(PATIENCE).release()
+
+
+async def test_a_timeout_is_kept_while_the_server_closes_every_session(
+    postgres_url: str, server_closes: threading.Event
+) -> None:
+    async with holdfast.AsyncClient(postgres_url) as other, holdfast.AsyncClient(postgres_url, **TWO) as client:
+        kept = await other.lock("b").acquire()
+        await (await client.lock("a").acquire()).release()
+        assert await client.lock("b").try_acquire() is None
+        with pytest.raises(holdfast.AcquireTimeout):
+            await client.lock("b").acquire(timeout=0.1)
+        pool = core(client).pool
+        await until(lambda: len(pool.closing) == 2, "both are being closed")
+        with pytest.raises((holdfast.AcquireTimeout, holdfast.Unreachable)):
+            await client.lock("c").acquire(timeout=3.0)
+        assert not server_closes.is_set()
+        server_closes.set()
+        await kept.release()
+
+
+def test_a_session_is_closed_where_no_descriptor_is_left_to_wait_for_the_server(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def dup(self, _: int) -> int:
+            raise OSError(24, "Too many open files")
+
+    with holdfast.Client(postgres_url) as client:
+        client.lock("a").acquire().release()
+        [session] = core(client).pool.holds
+        monkeypatch.setattr(postgres, "os", Os())
+        eventually(lambda: session.over and not core(client).pool.closing, "it is idle, and closed")
+        eventually(lambda: session.wire.pid not in backends(postgres_url), "it has ended")
+
+
+def test_a_session_whose_sender_met_an_interrupted_event_is_closed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event was another thread's, which has not yet reported its interrupt."""
+    real = PostgresLockWire.run
+
+    def run(wire: PostgresLockWire, *arguments: Any) -> bool | None:
+        answer = real(wire, *arguments)
+        core(client).pool.writer = "an event that was interrupted"
+        return answer
+
+    with holdfast.Client(postgres_url) as client:
+        grant = client.lock("a").acquire()
+        [session] = core(client).pool.holds
+        monkeypatch.setattr(PostgresLockWire, "run", run)
+        grant.release()
+        monkeypatch.setattr(PostgresLockWire, "run", real)
+        core(client).post(core(client).recover)
+        eventually(lambda: session.wire._pgconn.status == pq.ConnStatus.BAD, "its descriptor is closed")
+        assert session.over
+        assert not core(client)._still_used
