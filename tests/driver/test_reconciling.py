@@ -79,9 +79,10 @@ async def test_a_record_follows_its_process_from_its_start_to_its_end(daemon: Da
 async def test_what_is_deleted_is_deleting_until_all_its_processes_are_gone(daemon: Daemon, sqlite_url: str) -> None:
     """A handler says so in the record, and asks the driver; the program takes its time to end."""
     async with service(sqlite_url, daemon) as it:
-        wait = "trap 'while [ ! -e go ]; do sleep 0.02; done; exit' TERM; while :; do sleep 0.02; done"
+        wait = "trap 'while [ ! -e go ]; do sleep 0.02; done; exit' TERM; touch traps; while :; do sleep 0.02; done"
         await it.create("web", "sh", "-c", wait)
         pid = (await it.becomes("web", "Ready"))["details"]["pid"]
+        await until((daemon.box("web") / "work" / "traps").exists, "a signal no longer ends the shell at once")
         assert await it.driver.delete("web", grace=600) is False
         deleting = await it.becomes("web", "Deleting")
         assert runs(pid)
