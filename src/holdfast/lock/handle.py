@@ -207,10 +207,14 @@ class Lock:
     def _refusal(self, state: State, limit: float, grant: LockGrant) -> Exception:
         from holdfast.lock.monitor import LockMonitor
 
-        request, holder = grant._request, None
-        if state == "gone" and request.contended:
-            with suppress(HoldfastError):
-                holder = LockMonitor(self._space.engine, None)._find_holder(request.key)
+        request, space, holder = grant._request, self._space, None
+        if state == "gone" and request.contended and not space.is_looking:
+            space.is_looking = True
+            try:
+                with suppress(HoldfastError):
+                    holder = LockMonitor(space.engine, None)._find_holder(request.key)
+            finally:
+                space.is_looking = False
         return refusal(self.name, state, waited=limit or None, contended=request.contended, holder=holder)
 
     def _failure(self, error: Exception | None) -> Exception:
@@ -424,6 +428,9 @@ class LockSpace:
         self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
         self.executor = Executor(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
+        self.is_looking = False
+        """A holder is being looked up for the message of a refusal. One at a time: when many requests time out at once,
+        the server has other things to do."""
         self._namespaces: dict[str, bytes] = {}
         telemetry.register(self)
 

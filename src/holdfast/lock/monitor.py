@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Records = list[LockRecord]
 ENDED = "ended"
-_LOOK_TIMEOUT = 0.2
+_LOOK_TIMEOUT = 1.0
+"""Seconds for the lookup of a holder, by which a refusal may come later. A lookup that is given up costs the client its
+session for calls, and the server has one more for a moment."""
 
 
 class LockMonitor:

@@ -292,6 +292,9 @@ class Client:
         self.granted = {
             op.entry.key for op, got in zip(ops, answers, strict=True) if op.verb == "try" and got and op.entry
         }
+        for op, waits in zip(ops, answers, strict=True):
+            if op.verb == "rivals" and op.entry is not None and not waits:
+                self.passes[op.entry.key] = 0
         sender = self.driven.pop(session, None)
         if session.sender is None:
             self.pool.answered(session, answers, CALLER)

@@ -238,19 +238,22 @@ def test_a_grant_that_is_lost_before_it_was_handed_out_is_asked_for_again(postgr
 def test_of_two_threads_that_release_at_once_one_does(either: str) -> None:
     """A second unlock would free what the next holder has by then."""
     both = threading.Barrier(2)
+    slot: Any = LockRequest.__dict__["state"]
 
     class Seen(LockRequest):
         """Both look at it before either goes on."""
+
+        __slots__ = ()
 
         @property
         def state(self) -> Any:
             with suppress(threading.BrokenBarrierError):
                 both.wait(0.2)
-            return vars(self)["state"]
+            return slot.__get__(self)
 
         @state.setter
         def state(self, value: Any) -> None:
-            vars(self)["state"] = value
+            slot.__set__(self, value)
 
     with holdfast.Client(either) as client, ThreadPoolExecutor(2) as pool:
         grant = client.lock("a").acquire()
