@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.lock import executor, executor_async, wire
+from holdfast.lock.monitor import LockMonitor
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE, backends, eventually, query
 from tests.lock.looks import advisory, core, waiters
@@ -63,6 +65,34 @@ def test_the_age_of_a_lock_counts_from_its_grant_however_long_connecting_took(
         grant = acquiring.result(PATIENCE)
     request = getattr(grant, "_inner", grant)._request
     assert request.since - asked_at >= 100
+
+
+def test_of_many_requests_that_time_out_at_once_one_looks_its_holder_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others do not wait for that: each would need the session that the client calls with."""
+    looking, found, real = threading.Event(), threading.Event(), LockMonitor._find_holder
+
+    def find(monitor: LockMonitor, key: Any) -> Any:
+        assert not looking.is_set(), "a second one"
+        looking.set()
+        found.wait(PATIENCE)
+        return real(monitor, key)
+
+    monkeypatch.setattr(LockMonitor, "_find_holder", find)
+    with (
+        holdfast.Client(postgres_url) as holder,
+        holdfast.Client(postgres_url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        holder.lock("a").acquire()
+        first = pool.submit(client.lock("a", timeout=0.05).acquire)
+        assert looking.wait(PATIENCE)
+        with pytest.raises(holdfast.AcquireTimeout, match="held by another holder"):
+            client.lock("a", timeout=0.05).acquire()
+        found.set()
+        with pytest.raises(holdfast.AcquireTimeout, match=f"held by .*:{os.getpid()}"):
+            first.result(PATIENCE)
 
 
 def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: Connect, postgres_url: str) -> None:
