@@ -106,10 +106,11 @@ class LeaseGrant:
         """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on.
 
         ``at="start"`` makes a successor wait for its end; ``at="commit"``, for long ones, checks inside its COMMIT.
-        Returns the fence.
+        Returns the fence. LeaseLost in a forked child.
         """
         from holdfast.lease import protect as protect
 
+        self._check_process()
         try:
             return protect.protect(self._engine.database, self.name, self.token, connection, at)
         except FencedOut as refusal:
@@ -122,9 +123,11 @@ class LeaseGrant:
 
     @contextmanager
     def transaction(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> Iterator[Any]:
-        """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits."""
+        """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits. LeaseLost
+        in a forked child."""
         from holdfast.lease import protect as protect
 
+        self._check_process()
         try:
             with protect.transaction(self._engine.database, self.name, self.token, connection, at):
                 yield connection
@@ -208,6 +211,11 @@ class LeaseGrant:
     @property
     def _current(self) -> Trust:
         return self._trust if self._beat is None else self._beat.trust
+
+    def _check_process(self) -> None:
+        """LeaseLost in a forked child. The database cannot tell: the child has the token, too."""
+        if self._pid != os.getpid():
+            self.check()
 
     def _problem(self) -> HoldfastError | None:
         """Why the grant must not be used any more; None while it may be. A reason stays, in ``_over``."""

@@ -105,10 +105,11 @@ class AsyncLeaseGrant:
         """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on.
 
         ``at="start"`` makes a successor wait for its end; ``at="commit"``, for long ones, checks inside its COMMIT.
-        Returns the fence.
+        Returns the fence. LeaseLost in a forked child.
         """
         from holdfast.lease import protect_async as protect
 
+        self._check_process()
         try:
             return await protect.protect(self._engine.database, self.name, self.token, connection, at)
         except FencedOut as refusal:
@@ -121,9 +122,11 @@ class AsyncLeaseGrant:
 
     @asynccontextmanager
     async def transaction(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> AsyncIterator[Any]:
-        """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits."""
+        """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits. LeaseLost
+        in a forked child."""
         from holdfast.lease import protect_async as protect
 
+        self._check_process()
         try:
             async with protect.transaction(self._engine.database, self.name, self.token, connection, at):
                 yield connection
@@ -207,6 +210,11 @@ class AsyncLeaseGrant:
     @property
     def _current(self) -> Trust:
         return self._trust if self._beat is None else self._beat.trust
+
+    def _check_process(self) -> None:
+        """LeaseLost in a forked child. The database cannot tell: the child has the token, too."""
+        if self._pid != os.getpid():
+            self.check()
 
     def _problem(self) -> HoldfastError | None:
         """Why the grant must not be used any more; None while it may be. A reason stays, in ``_over``."""

@@ -69,6 +69,59 @@ def test_the_parent_keeps_its_lease_through_the_childs_use_close_and_exit(either
     assert rows(either) == NONE
 
 
+_PROTECTS = """
+import os, sqlite3, sys, holdfast, psycopg
+from holdfast.runtime import forks
+forks.PATIENCE = 60
+def connect():
+    if sys.argv[1].startswith("sqlite"):
+        return sqlite3.connect(sys.argv[1].removeprefix("sqlite:///"), isolation_level=None)
+    return psycopg.connect(sys.argv[1], autocommit=True)
+def write(grant, who, at, protects):
+    connection = connect()
+    try:
+        if protects:
+            connection.execute("begin")
+            connection.execute(f"insert into work values ('{who}')")
+            grant.protect(connection, at=at)
+            connection.execute("commit")
+        else:
+            with grant.transaction(connection, at=at):
+                connection.execute(f"insert into work values ('{who}')")
+    finally:
+        connection.close()
+def writes(grant, who):
+    for at in ("start", "commit"):
+        for protects in (False, True):
+            yield lambda: write(grant, who, at, protects)
+connect().execute("create table work (who text)")
+client = holdfast.Client(sys.argv[1])
+grant = client.lease("a", ttl=600).acquire()
+if (child := os.fork()) == 0:
+    for attempt in writes(grant, "child"):
+        try:
+            attempt()
+            print("written", flush=True)
+        except holdfast.LeaseLost as error:
+            assert "parent process" in str(error)
+            print("LeaseLost", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+for attempt in writes(grant, "parent"):
+    attempt()
+print(connect().execute("select who, count(*) from work group by 1").fetchall(), flush=True)
+client.close()
+"""
+
+
+def test_a_child_cannot_commit_under_the_grant_of_its_parent(either: str) -> None:
+    """It has the token, so the database would let it."""
+    with Child(_PROTECTS, either) as parent:
+        assert [parent.line() for _ in range(4)] == ["LeaseLost"] * 4
+        parent.expect("[('parent', 4)]")
+        assert parent.wait() == 0
+
+
 _THREADS = """
 import os, signal, sys, threading, time, holdfast
 from holdfast.runtime import forks
