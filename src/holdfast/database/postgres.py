@@ -38,6 +38,7 @@ Columns = list[tuple[str, Callable[[bytes], Any]]]
 # The statement did not run, and the session is over: a restart, a shutdown, a primary that was demoted.
 _GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
 _PREPARED_UNSAFE = frozenset({"26000", "42P05"})
+_READ_ONLY = "the primary refuses writes, because default_transaction_read_only is on"
 
 
 def encode(value: Any) -> bytes | None:
@@ -223,10 +224,8 @@ class PostgresSession(PostgresConnection):
     def _set_up(self, deadline: float, for_examination: bool) -> None:
         [facts] = self.call("session_open", {}, deadline - now())
         if (facts["in_recovery"] or facts["read_only"]) and not for_examination:
-            raise Unreachable(
-                f"{self.database} is read-only (a standby, or set so), and leases need the primary: "
-                "list every host of the cluster in the URL"
-            )
+            problem = "it is a hot standby" if facts["in_recovery"] else _READ_ONLY
+            raise Unreachable(f"cannot use {self.database}: {problem}. {_advice([problem])}")
         self.version = facts["version"]
         self.pooled = facts["pid"] != self.pgconn.backend_pid
         if self.pooled:
@@ -335,12 +334,31 @@ def connect(database: Database, timeout: float, *, for_examination: bool = False
             cause = error
             message = " ".join(str(error).split())
             message = message.partition(" Is the server running")[0]  # libpq's advice: ours comes below
+            if "session is read-only" in message and _is_primary(conninfo, now() + share):
+                message = _READ_ONLY
             problems.append(message or (f"no answer within {share:.1f} s" if share >= 0.05 else "no answer in time"))
     raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
 
 
+def _is_primary(conninfo: str, deadline: float) -> bool:
+    """Of a server that refused a session that writes. False if it does not answer."""
+    try:
+        pgconn = _connect_host(make_conninfo(conninfo, target_session_attrs="any"), deadline)
+    except (OperationalError, OSError):
+        return False
+    try:
+        return pgconn.parameter_status(b"in_hot_standby") == b"off"
+    finally:
+        pgconn.finish()
+
+
 def _advice(problems: list[str]) -> str:
     text = " ".join(problems)
+    if _READ_ONLY in text:
+        return (
+            "Find out where it is set (server, database or role) and why; then, for a role: "
+            "ALTER ROLE … RESET default_transaction_read_only. Some providers set it when the disk is full."
+        )
     if "too many c" in text or "connection slots" in text:
         return "All connections of the server are in use: use fewer, or raise its max_connections."
     if "password" in text or "authentication" in text or "role" in text:
