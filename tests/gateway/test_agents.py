@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,9 @@ async def test_the_age_of_a_lock_is_the_same_in_the_api_and_on_the_dashboard(tmp
         page = re.compile(r'title="long".*?data-for="([0-9.]+)"', re.DOTALL)
 
         async def listed(path: str) -> Any:
-            async with local.other.lock("short"):
+            async with AsyncExitStack() as short:
+                for number in range(10):
+                    await short.enter_async_context(local.other.lock(f"short {number}"))
                 return next((each for each in (await local.get(path))["locks"] if each["name"] == "long"), {})
 
         async def has_age() -> bool:

@@ -200,3 +200,23 @@ def test_locks_of_holdfast_itself_have_readable_names(connect: Connect, postgres
 def test_namespaces_of_holdfast_are_refused(connect: Connect, either: str) -> None:
     with pytest.raises(ValueError, match="reserved for holdfast's own locks"):
         connect(either).lock(("holdfast:agent", 7))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("hashtext('holdfast.take'), hashtext('x')", "acquire of a lease or a slot"),
+        ("hashtext('holdfast.free'), hashtext('x')", "waiter of a lease or a slot"),
+        ("hashtext('holdfast.migrate')", "migration"),
+        ("7847::bigint << 48 | 5", "operation in a transaction"),
+        ("7845::bigint << 48 | 5", "session without a lease"),
+    ],
+)
+def test_every_key_of_holdfast_itself_has_a_readable_name(postgres_url: str, key: str, name: str) -> None:
+    with psycopg.connect(postgres_url) as connection, holdfast.Client(postgres_url) as client:
+        connection.execute(f"select pg_advisory_xact_lock({key})".encode())
+        assert [each.name for each in client.locks.list()] == [name]
+
+
+def test_a_lock_is_noted_within_a_second() -> None:
+    assert executor_async.YOUNG + executor_async.SWEEP < 1.0

@@ -380,6 +380,7 @@ class LoopExecutor:
     def _close(self, session: LockSession) -> None:
         if session.wire is not None and session in self._sessions:
             self._unwatch(session)
+            has_sender = self._shared and session.sender is not None and session not in self._draining
             self._draining.discard(session)
             self._failed_notes.pop(session, None)
             if (timer := self._polls.pop(session, None)) is not None:
@@ -387,7 +388,7 @@ class LoopExecutor:
             if session in self.pool.closing:
                 closed = partial(self.loop.call_soon_threadsafe, self.event, Pool.closed, session)
                 wire.close_in_thread(session.wire, closed)
-            elif session.sender is None or not self._shared:
+            elif not has_sender:
                 session.wire.close()
             else:
                 self._still_used.add(session)

@@ -12,10 +12,11 @@ import pytest
 from psycopg import pq
 
 import holdfast
-from holdfast.lock import postgres
+from holdfast.lock import executor_async, postgres
 from holdfast.lock.postgres import PostgresLockWire
+from holdfast.testing import Proxy
 from tests.children import PATIENCE, backends, eventually, until
-from tests.lock.looks import core
+from tests.lock.looks import core, is_idle
 
 TWO: dict[str, Any] = {"lock_sessions": 2, "lock_overflow": 0}
 
@@ -92,6 +93,58 @@ def test_a_session_is_closed_where_no_descriptor_is_left_to_wait_for_the_server(
         monkeypatch.setattr(postgres, "os", Os())
         eventually(lambda: session.over and not core(client).pool.closing, "it is idle, and closed")
         eventually(lambda: session.wire.pid not in backends(postgres_url), "it has ended")
+
+
+@pytest.mark.parametrize("end", ["cut", "stuck"])
+def test_a_session_that_ends_while_the_finisher_waits_for_its_answer_is_closed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its caller timed out, and will not let go of it."""
+    with Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
+        other = client.lock("other").acquire()
+        eventually(lambda: is_idle(client), "there is a session to use")
+        [session] = core(client).pool.holds
+        link.stall("to_client")
+        with pytest.raises((holdfast.AcquireTimeout, holdfast.EngineError)):
+            client.lock("a").acquire(timeout=0.05)
+        eventually(lambda: session in core(client)._draining, "the finisher reads what is outstanding")
+        if end == "cut":
+            link.cut()
+        else:
+            monkeypatch.setattr(executor_async, "SWEEP", 0.02)
+            monkeypatch.setattr(executor_async, "CALL_TIMEOUT", 0.1)
+        eventually(lambda: other.lost, "every grant on it is reported lost")
+        eventually(lambda: session.wire._pgconn.status == pq.ConnStatus.BAD, "its descriptor is closed")
+        assert not core(client)._still_used
+        link.heal()
+
+
+def test_the_finisher_gives_a_session_back_whose_caller_was_interrupted(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between sending and hearing: the key in doubt is unlocked, and nothing else is lost."""
+
+    class Interrupted:
+        def __init__(self, poll: Any) -> None:
+            self.poll = poll
+
+        def __call__(self, patience: float | None) -> Any:
+            session.wire._poll = self.poll
+            raise KeyboardInterrupt
+
+    with holdfast.Client(postgres_url) as other_client, holdfast.Client(postgres_url) as client:
+        other = client.lock("other").acquire()
+        eventually(lambda: is_idle(client), "there is a session to use")
+        [session] = core(client).pool.holds
+        session.wire._poll = Interrupted(session.wire._poll)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("a").acquire(timeout=PATIENCE)
+        other_client.lock("a").acquire(timeout=PATIENCE).release()
+        client.lock("a").acquire(timeout=PATIENCE).release()
+        assert core(client).pool.holds == [session]
+        assert not session.over
+        assert not other.lost
+        assert backends(postgres_url).count(session.wire.pid) == 1
 
 
 def test_a_session_whose_sender_met_an_interrupted_event_is_closed(

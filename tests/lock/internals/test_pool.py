@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from holdfast import lock
 from holdfast.errors import Refused
 from holdfast.lock.pool import (
     MAX_LOSSES,
@@ -938,3 +941,24 @@ def _picture(pool: Pool) -> list[object]:
         [type(each) for each in pool.actions],
         len(pool.wakes),
     ]  # fmt: skip
+
+
+def test_no_module_of_locks_uses_a_private_name_of_another_project() -> None:
+    """Of what it imports; names that objects have are listed in ``tests/test_private_names.py``."""
+    for path in Path(lock.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        foreign = {
+            (each.asname or each.name).partition(".")[0]
+            for node in imports
+            if not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("holdfast"))
+            for each in node.names
+        }
+        private = [
+            f"{node.value.id}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in foreign
+            if node.attr.startswith("_") and not node.attr.endswith("__")
+        ]
+        assert set(private) <= {"os._exit"}, path.name  # which is documented
+        assert not [name for name in foreign if name.startswith("_")], path.name

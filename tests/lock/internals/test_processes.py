@@ -336,6 +336,37 @@ def test_ctrl_c_ends_a_wait_at_once_and_whoever_stands_behind_goes_on(either: st
             child.expect("follower has it")
 
 
+_CTRL_C_ASYNC = """
+import asyncio, sys, holdfast
+async def main():
+    async with holdfast.AsyncClient(sys.argv[1]) as client:
+        async with client.lock("mine"):
+            await client.lock("warm").try_acquire()
+            waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
+            while not client._locks.executor.pool.counts().waiting:
+                await asyncio.sleep(0.005)
+            print("waiting", flush=True)
+            await waiting
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ctrl_c_in_asyncio_ends_a_wait_and_leaves_no_lock(either: str) -> None:
+    with holdfast.Client(either) as holder:
+        held = holder.lock("a").acquire()
+        with Child(_CTRL_C_ASYNC, either) as child:
+            child.expect("waiting")
+            child.signal(signal.SIGINT)
+            child.expect("interrupted")
+            held.release()
+            for name in ("a", "mine"):
+                holder.lock(name).acquire(timeout=PATIENCE).release()
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_an_event_loop_closed_without_close_frees_its_locks(either: str, known: bool) -> None:
     """The process lives on, and so may the client, which somebody still knows. What nobody knows any more is locked as
