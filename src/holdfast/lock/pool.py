@@ -127,19 +127,8 @@ class LockSession:
     """One connection: being opened, open, or over. ``wire`` and ``noted`` belong to the executor."""
 
     __slots__ = (
-        "cancelling",
-        "ended",
-        "entry",
-        "flight",
-        "held",
-        "noted",
-        "opened",
-        "over",
-        "pending",
-        "sender",
-        "used",
-        "waits",
-        "wire",
+        "cancelling", "ended", "entry", "flight", "held", "noted", "opened", "over", "pending", "sender", "used",
+        "waits", "wire",
     )  # fmt: skip
 
     def __init__(self, *, waits: bool) -> None:
