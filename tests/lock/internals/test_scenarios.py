@@ -79,6 +79,12 @@ def test_of_many_requests_that_time_out_at_once_one_looks_its_holder_up(
         found.wait(PATIENCE)
         return real(monitor, key)
 
+    def refusal(timeout: float = 0.05) -> str:
+        """With a timeout that is long enough for the database to answer."""
+        with pytest.raises(holdfast.AcquireTimeout) as refused:
+            client.lock("a", timeout=timeout).acquire()
+        return refusal(2 * timeout) if "has not answered" in str(refused.value) else str(refused.value)
+
     monkeypatch.setattr(LockMonitor, "_find_holder", find)
     with (
         holdfast.Client(postgres_url) as holder,
@@ -86,13 +92,11 @@ def test_of_many_requests_that_time_out_at_once_one_looks_its_holder_up(
         ThreadPoolExecutor(1) as pool,
     ):
         holder.lock("a").acquire()
-        first = pool.submit(client.lock("a", timeout=0.05).acquire)
+        first = pool.submit(refusal)
         assert looking.wait(PATIENCE)
-        with pytest.raises(holdfast.AcquireTimeout, match="held by another holder"):
-            client.lock("a", timeout=0.05).acquire()
+        assert "held by another holder" in refusal()
         found.set()
-        with pytest.raises(holdfast.AcquireTimeout, match=f"held by .*:{os.getpid()}"):
-            first.result(PATIENCE)
+        assert f":{os.getpid()}" in first.result(PATIENCE)
 
 
 def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: Connect, postgres_url: str) -> None:
