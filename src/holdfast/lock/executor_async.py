@@ -182,13 +182,13 @@ class LoopExecutor:
                 else:
                     self.event(Pool.unanswered, session)
             except EngineError as error:
-                session.sender = None
+                self.event(Pool.left, session)
                 self.lose(session, error)
 
     def fail(self, session: LockSession, error: EngineError) -> None:
         """What a caller has sent was answered with an error, or not at all."""
         if isinstance(error, Unanswered) or session.over:
-            session.sender = None
+            self.event(Pool.left, session)
             self.lose(session, error)
         else:
             self.event(Pool.refused, session, error)
@@ -398,7 +398,7 @@ class LoopExecutor:
 
     def _close_unused(self, session: LockSession) -> None:
         """Close what its sender has let go of."""
-        session.sender = None
+        self.event(Pool.left, session)
         self._still_used.discard(session)
         if session.wire is not None:
             session.wire.close()

@@ -431,6 +431,12 @@ class Pool:
             self._flush(session)
         self.writer = None
 
+    def left(self, session: LockSession, caller: object) -> None:
+        """Its sender will not use it any more: the session has ended, or is about to."""
+        self.writer = caller
+        session.sender = None
+        self.writer = None
+
     def waited(self, session: LockSession, error: Exception | None, caller: object) -> None:
         """``Wait`` has ended: with the lock, or with an error, and then the server may hold it all the same."""
         self.writer = caller

@@ -895,7 +895,11 @@ EVENTS: dict[str, Callable[[Pool, LockSession], object]] = {
     "acquire": lambda pool, _: pool.acquire(wish(3)),
     "release": lambda pool, _: pool.release(pool.entries[b"1",].holders[0], "test"),
     "give_up": lambda pool, _: pool.give_up(pool.entries[b"2",].queue[0], "test"),
-    "answered": lambda pool, session: give(pool, session, True),
+    "sender answered": lambda pool, session: pool.sender_answered(session, True, "test"),
+    "batch answered": lambda pool, session: pool.answered(session, [True], "test"),
+    "waited": lambda pool, _: pool.waited(pool.waits[0], None, "test"),
+    "opened": lambda pool, _: pool.opened(pool.waits[-1], "test"),
+    "note": lambda pool, session: pool.note(session, Note(True, [], [], []), "test"),
     "refused": lambda pool, session: pool.refused(session, ERROR, "test"),
     "unanswered": lambda pool, session: pool.unanswered(session, "test"),
     "lost": lambda pool, session: pool.lost(session, ERROR, "test"),
@@ -914,6 +918,12 @@ def test_an_event_that_is_interrupted_is_noticed(name: str) -> None:
         contended(pool, session, wish(2))
         if name.endswith(("answered", "refused")):
             ask(pool, wish(4))
+        if name == "batch answered":
+            ask(pool, wish(5))
+            give(pool, session, True)
+        if name == "opened":
+            ask(pool, wish(6))
+            give(pool, session, False)
         return pool, session
 
     pool, session = prepare()
