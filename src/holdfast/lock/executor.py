@@ -140,13 +140,10 @@ class Executor:
 
     def _start(self) -> LoopExecutor:
         kept, extra = self._limits
-
-        def make() -> Pool:
-            return Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
-
         with self._starting:
             self._check_open()
-            core = LoopExecutor(self.database, make, background.loop(), _wake, shared=True)
+            pool = Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
+            core = LoopExecutor(self.database, pool, background.loop(), _wake, shared=True)
             self._core = self._core or core  # a signal handler may have made one meanwhile
             return self._core
 
@@ -193,7 +190,8 @@ class Executor:
             raise self._interrupted()
         while request.state == undecided and not waker.wait(max(0.0, min(deadline - now(), NAP))):
             if core.pool is not pool:
-                request.state, request.error = "failed", Unanswered("an interrupt broke the locks of this client off")
+                with core.mutex:
+                    pool.fail(request, undecided, Unanswered("an interrupt broke the locks of this client off"))
             elif now() >= deadline:
                 with core.mutex:
                     if pool.writer is None:
@@ -205,8 +203,7 @@ class Executor:
     def _break_off(self, core: LoopExecutor, request: LockRequest, me: object) -> None:
         """An exception has ended the call. If it was in the middle of an event, this thread may call again."""
         request.caller = None
-        if core.pool.writer is me:
-            core.pool.writer = core
+        core.pool.break_off(me)
         core.post(core.finish, request)
 
     def _await_repair(self, core: LoopExecutor, pool: Pool, deadline: float) -> None:

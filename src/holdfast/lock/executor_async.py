@@ -64,13 +64,13 @@ class LoopExecutor:
     taken them out of their queue. ``resume``: wakes a caller that may call again meanwhile."""
 
     def __init__(
-        self, database: Database, pool: Callable[[], Pool], loop: AbstractEventLoop, wake: Wake, *, shared: bool,
+        self, database: Database, pool: Pool, loop: AbstractEventLoop, wake: Wake, *, shared: bool,
         waiting: Iterable[LockRequest] = (), on_sweep: Callable[[], None] | None = None, resume: Wake | None = None,
     ) -> None:  # fmt: skip
         self.database, self.loop = database, loop
         self.mutex = threading.RLock()  # a signal handler or a finalizer may need it in the thread that has it
-        self.pool = pool()
-        self._make_pool, self._wake, self._resume, self._shared = pool, wake, resume or wake, shared
+        self.pool = pool
+        self._wake, self._resume, self._shared = wake, resume or wake, shared
         self._waiting, self._on_sweep = waiting, on_sweep
         self._sessions: set[LockSession] = set()
         """All sessions that were not closed, also those that an interrupted event has removed from the pool."""
@@ -425,24 +425,8 @@ class LoopExecutor:
         """Under the mutex. An event was interrupted: close all sessions, report every grant as lost, and begin anew. If
         this is interrupted as well, the next event repeats it."""
         error = Unanswered(f"an interrupt broke the locks of this client of {self.database} off: all were given up")
-        broken, pool = self.pool, self._make_pool()
-        losses = {action.request: action for action in broken.actions if isinstance(action, Lose)}
-        entries = list(broken.entries.values())
-        for request in [each for entry in entries for each in (*entry.holders, entry.leaving) if each is not None]:
-            losses.setdefault(request, Lose(request, error))
-            request.state, request.error = "lost", error
-        waiting = {*self._waiting, *(request for entry in entries for request in entry.queue)} - losses.keys()
-        for request in waiting:
-            request.state, request.error = "failed", error
-        pool.closing = broken.closing.copy()
-        for session in self._sessions:
-            session.over = True
-            if session.opened and (session.sender is None or not self._shared):
-                pool.closing.add(session)
-        pool.actions.extend(Close(session) for session in self._sessions)
-        pool.actions.extend(losses.values())
-        pool.wakes.extend(request for request in (*losses, *waiting) if request.waker is not None)
-        self.pool = pool
+        in_use = {each for each in self._sessions if self._shared and each.sender is not None}
+        self.pool = self.pool.successor(error, self._sessions, self._waiting, in_use)
 
     # The sweep
 
@@ -771,12 +755,9 @@ class AsyncExecutor:
     def _start(self, loop: AbstractEventLoop) -> LoopExecutor:
         self._check_open()
         kept, extra = self._limits
-
-        def make() -> Pool:
-            return Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
-
+        pool = Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
         self._core = core = LoopExecutor(
-            self.database, make, loop, self._wake, shared=False, waiting=self._waiting, on_sweep=self._ring,
+            self.database, pool, loop, self._wake, shared=False, waiting=self._waiting, on_sweep=self._ring,
             resume=self._resume,
         )  # fmt: skip
         return core

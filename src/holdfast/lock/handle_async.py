@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from holdfast.database.engine_async import AsyncEngine
@@ -26,6 +26,10 @@ from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import AsyncCancelScope, sleep
 from holdfast.runtime.exit import LOST_STATUS
 from holdfast.runtime.log import logger
+
+if TYPE_CHECKING:
+    from holdfast.lock.monitor_async import AsyncHolderLookup
+    from holdfast.lock.records import LockRecord
 
 log = logger("holdfast.lock")
 
@@ -204,16 +208,9 @@ class AsyncLock:
             state = await self._space.executor.acquire(again, left) or again.state
 
     async def _refusal(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
-        from holdfast.lock.monitor_async import AsyncLockMonitor
-
-        request, space, holder = grant._request, self._space, None
-        if state == "gone" and request.contended and not space.is_looking:
-            space.is_looking = True
-            try:
-                with suppress(HoldfastError):
-                    holder = await AsyncLockMonitor(space.engine, None)._find_holder(request.key)
-            finally:
-                space.is_looking = False
+        request, holder = grant._request, None
+        if state == "gone" and request.contended:
+            holder = await self._space.find_holder(request.key)
         return refusal(self.name, state, waited=limit or None, contended=request.contended, holder=holder)
 
     def _failure(self, error: Exception | None) -> Exception:
@@ -429,9 +426,7 @@ class AsyncLockSpace:
         self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
         self.executor = AsyncExecutor(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
-        self.is_looking = False
-        """A holder is being looked up for the message of a refusal. One at a time: when many requests time out at once,
-        the server has other things to do."""
+        self._lookup: AsyncHolderLookup | None = None
         self._namespaces: dict[str, bytes] = {}
         telemetry.register(self)
 
@@ -445,7 +440,7 @@ class AsyncLockSpace:
         self.engine.check_usable()
         self.executor.notice_fork()
         if self.era != forks.era:
-            self.era = forks.era
+            self.era, self._lookup = forks.era, None
             telemetry.register(self)
 
     def key_of(self, wanted: Target) -> Key | None:
@@ -459,6 +454,14 @@ class AsyncLockSpace:
         [row] = await self.engine.call("lock_namespace", parameters, timeout=min(timeout, CALL_TIMEOUT))
         self._namespaces[wanted.namespace] = number = b"%d" % row["id"]
         return number, wanted.number
+
+    async def find_holder(self, key: Key) -> LockRecord | None:
+        """Who holds a lock, for the message of a refusal; None if that is not known."""
+        from holdfast.lock.monitor_async import AsyncHolderLookup
+
+        if self._lookup is None:
+            self._lookup = AsyncHolderLookup(self.engine)
+        return await self._lookup.find(key)
 
     async def close(self) -> None:
         await self.executor.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))

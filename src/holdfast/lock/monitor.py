@@ -4,24 +4,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.database.engine import CALL_TIMEOUT, Engine
-from holdfast.errors import Refused, Unanswered
+from holdfast.errors import HoldfastError, Refused, Unanswered
+from holdfast.lock.executor import owner
 from holdfast.lock.file_lock_tables import FileLockTables
 from holdfast.lock.holders import holders
 from holdfast.lock.records import LockRecord
 from holdfast.lock.terms import Key, number
 from holdfast.names import check_said
+from holdfast.runtime.concurrency import Mutex
 
 if TYPE_CHECKING:
     from holdfast.lock.handle import LockSpace
 
 Records = list[LockRecord]
 ENDED = "ended"
-_LOOK_TIMEOUT = 1.0
-"""Seconds for the lookup of a holder, by which a refusal may come later. A lookup that is given up costs the client its
-session for calls, and the server has one more for a moment."""
+_LOOKUP_TIMEOUT = 1.0
+"""Seconds for a lookup of holders. A lookup that is given up costs the client its session for calls, and the server has
+one more for a moment."""
 
 
 class LockMonitor:
@@ -36,7 +39,7 @@ class LockMonitor:
         pool = None if self._space is None else self._space.executor.pool
         ours = {} if pool is None else pool.labels()
         if self._engine.database.dialect == "postgres":
-            rows = self._engine.call("lock_list", {"pair": None, "key": None})
+            rows = self._engine.call("lock_list", {"keys": None})
             for row in rows:
                 if row["namespace"] is None and row["name"] is None:
                     row["name"] = ours.get((b"%d" % row["entity_id"],))
@@ -47,15 +50,6 @@ class LockMonitor:
         return sorted(
             records, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
         )
-
-    def _find_holder(self, key: Key) -> LockRecord | None:
-        """Who holds a lock now, for the message of a refusal. On SQLite only if it is noted: /proc takes too long."""
-        pair, code = len(key) == 2, number(key)
-        if self._engine.database.dialect == "postgres":
-            rows = self._engine.call("lock_list", {"pair": pair, "key": code}, timeout=_LOOK_TIMEOUT)
-            return next((LockRecord._of(row) for row in rows if row["granted"]), None)
-        tables = FileLockTables(self._engine.call("lock_list", {}, timeout=_LOOK_TIMEOUT), {})
-        return tables.holder(pair, code)
 
     def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:
         """End a database session that holds or waits for an advisory lock, for the record: its locks are free then, and
@@ -95,3 +89,63 @@ class LockMonitor:
             [row] = session.call("lock_end_session", {"pid": pid}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome
+
+
+class HolderLookup:
+    """Finds who holds a lock, for the message of a refusal. One lookup at a time: requests that time out meanwhile
+    share the next one. So a refusal comes at most two lookups late, however many there are."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mutex = Mutex()
+        self._next = _Lookup()
+        self._callers: set[object] = set()
+
+    def find(self, key: Key) -> LockRecord | None:
+        """None if it is not known, or if no session holds it any more."""
+        caller = owner()
+        if caller in self._callers:  # a signal handler has interrupted a lookup of this thread
+            return None
+        self._callers.add(caller)
+        try:
+            while True:
+                lookup = self._next
+                lookup.keys.add(key)
+                with self._mutex:
+                    if not lookup.is_done:
+                        self._next = _Lookup()
+                        self._look_up(lookup)
+                if key in lookup.records:  # else another thread has begun it before the key was added
+                    return lookup.records[key]
+        finally:
+            self._callers.discard(caller)
+
+    def _look_up(self, lookup: _Lookup) -> None:
+        keys = list(lookup.keys)
+        try:
+            lookup.records |= dict.fromkeys(keys)
+            lookup.records |= self._holders(keys)
+        except HoldfastError:  # those that wait for the next lookup have waited as long: end it, too
+            waiting, self._next = self._next, _Lookup()
+            waiting.records |= dict.fromkeys(list(waiting.keys))
+            waiting.is_done = True
+        lookup.is_done = True
+
+    def _holders(self, keys: Sequence[Key]) -> dict[Key, LockRecord]:
+        """On SQLite only what is noted: /proc takes too long."""
+        codes = {(len(key) == 2, number(key)): key for key in keys}
+        if self._engine.database.dialect == "sqlite":
+            tables = FileLockTables(self._engine.call("lock_list", {}, timeout=_LOOKUP_TIMEOUT), {})
+            noted = {key: tables.holder(*code) for code, key in codes.items()}
+            return {key: record for key, record in noted.items() if record is not None}
+        rows = self._engine.call("lock_list", {"keys": json.dumps(list(codes))}, timeout=_LOOKUP_TIMEOUT)
+        return {codes[row["pair"], row["key"]]: LockRecord._of(row) for row in reversed(rows) if row["granted"]}
+
+
+class _Lookup:
+    """``records`` has every key that was looked up."""
+
+    def __init__(self) -> None:
+        self.keys: set[Key] = set()
+        self.records: dict[Key, LockRecord | None] = {}
+        self.is_done = False

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine
-from holdfast.errors import Refused, Unanswered
+from holdfast.errors import HoldfastError, Refused, Unanswered
+from holdfast.lock.executor_async import owner
 from holdfast.lock.file_lock_tables import FileLockTables
 from holdfast.lock.holders_async import holders
 from holdfast.lock.records import LockRecord
 from holdfast.lock.terms import Key, number
 from holdfast.names import check_said
+from holdfast.runtime.concurrency_async import AsyncMutex
 
 if TYPE_CHECKING:
     from holdfast.lock.handle_async import AsyncLockSpace
 
 Records = list[LockRecord]
 ENDED = "ended"
-_LOOK_TIMEOUT = 1.0
-"""Seconds for the lookup of a holder, by which a refusal may come later. A lookup that is given up costs the client its
-session for calls, and the server has one more for a moment."""
+_LOOKUP_TIMEOUT = 1.0
+"""Seconds for a lookup of holders. A lookup that is given up costs the client its session for calls, and the server has
+one more for a moment."""
 
 
 class AsyncLockMonitor:
@@ -35,7 +38,7 @@ class AsyncLockMonitor:
         pool = None if self._space is None else self._space.executor.pool
         ours = {} if pool is None else pool.labels()
         if self._engine.database.dialect == "postgres":
-            rows = await self._engine.call("lock_list", {"pair": None, "key": None})
+            rows = await self._engine.call("lock_list", {"keys": None})
             for row in rows:
                 if row["namespace"] is None and row["name"] is None:
                     row["name"] = ours.get((b"%d" % row["entity_id"],))
@@ -46,15 +49,6 @@ class AsyncLockMonitor:
         return sorted(
             records, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
         )
-
-    async def _find_holder(self, key: Key) -> LockRecord | None:
-        """Who holds a lock now, for the message of a refusal. On SQLite only if it is noted: /proc takes too long."""
-        pair, code = len(key) == 2, number(key)
-        if self._engine.database.dialect == "postgres":
-            rows = await self._engine.call("lock_list", {"pair": pair, "key": code}, timeout=_LOOK_TIMEOUT)
-            return next((LockRecord._of(row) for row in rows if row["granted"]), None)
-        tables = FileLockTables(await self._engine.call("lock_list", {}, timeout=_LOOK_TIMEOUT), {})
-        return tables.holder(pair, code)
 
     async def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:
         """End a database session that holds or waits for an advisory lock, for the record: its locks are free then, and
@@ -94,3 +88,63 @@ class AsyncLockMonitor:
             [row] = await session.call("lock_end_session", {"pid": pid}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome
+
+
+class AsyncHolderLookup:
+    """Finds who holds a lock, for the message of a refusal. One lookup at a time: requests that time out meanwhile
+    share the next one. So a refusal comes at most two lookups late, however many there are."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._mutex = AsyncMutex()
+        self._next = _Lookup()
+        self._callers: set[object] = set()
+
+    async def find(self, key: Key) -> LockRecord | None:
+        """None if it is not known, or if no session holds it any more."""
+        caller = owner()
+        if caller in self._callers:  # a signal handler has interrupted a lookup of this thread
+            return None
+        self._callers.add(caller)
+        try:
+            while True:
+                lookup = self._next
+                lookup.keys.add(key)
+                async with self._mutex:
+                    if not lookup.is_done:
+                        self._next = _Lookup()
+                        await self._look_up(lookup)
+                if key in lookup.records:  # else another thread has begun it before the key was added
+                    return lookup.records[key]
+        finally:
+            self._callers.discard(caller)
+
+    async def _look_up(self, lookup: _Lookup) -> None:
+        keys = list(lookup.keys)
+        try:
+            lookup.records |= dict.fromkeys(keys)
+            lookup.records |= await self._holders(keys)
+        except HoldfastError:  # those that wait for the next lookup have waited as long: end it, too
+            waiting, self._next = self._next, _Lookup()
+            waiting.records |= dict.fromkeys(list(waiting.keys))
+            waiting.is_done = True
+        lookup.is_done = True
+
+    async def _holders(self, keys: Sequence[Key]) -> dict[Key, LockRecord]:
+        """On SQLite only what is noted: /proc takes too long."""
+        codes = {(len(key) == 2, number(key)): key for key in keys}
+        if self._engine.database.dialect == "sqlite":
+            tables = FileLockTables(await self._engine.call("lock_list", {}, timeout=_LOOKUP_TIMEOUT), {})
+            noted = {key: tables.holder(*code) for code, key in codes.items()}
+            return {key: record for key, record in noted.items() if record is not None}
+        rows = await self._engine.call("lock_list", {"keys": json.dumps(list(codes))}, timeout=_LOOKUP_TIMEOUT)
+        return {codes[row["pair"], row["key"]]: LockRecord._of(row) for row in reversed(rows) if row["granted"]}
+
+
+class _Lookup:
+    """``records`` has every key that was looked up."""
+
+    def __init__(self) -> None:
+        self.keys: set[Key] = set()
+        self.records: dict[Key, LockRecord | None] = {}
+        self.is_done = False

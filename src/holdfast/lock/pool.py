@@ -26,14 +26,17 @@ Invariants:
   the queue; an answer goes to the first in the queue, and if there is none, the key is unlocked.
 - After an error the key is unlocked in any case: the server may hold it although it answered with an error.
 - An open session has something ``pending`` only while a statement is under way.
+- Only the methods of ``Pool`` change a pool, its entries, its sessions and the states of its requests. The executor
+  sets the few attributes that are called its own.
 - ``writer`` is set while an event changes the pool. If it is set when the next event begins, the last one was
-  interrupted, and nothing here can be trusted: the executor closes all sessions and makes a new pool.
+  interrupted, and nothing here can be trusted: ``successor`` is a new pool, which closes all sessions.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple
 
 from holdfast.lock.terms import Key, State
@@ -59,8 +62,8 @@ Stage = Literal["asking", "held", "freeing", "refused", "parked", "waiting", "st
 
 
 class LockRequest:
-    """A caller's wish for one key, until the lock is released. ``waker``, ``on_loss``, ``caller``, ``since`` and
-    ``deadline`` are the executor's."""
+    """A caller's wish for one key, until the lock is released. ``owner``, ``waker``, ``on_loss``, ``caller``, ``since``
+    and ``deadline`` are the executor's."""
 
     __slots__ = (
         "__weakref__", "caller", "contended", "deadline", "entry", "error", "key", "label", "on_loss", "owner",
@@ -500,6 +503,52 @@ class Pool:
         for entry in parked:  # it may be free by now, or there may be a session to wait in
             self._try(entry)
         self.writer = None
+
+    # After an interrupt in the middle of an event
+
+    def break_off(self, caller: object) -> None:
+        """If it was an event of this caller: the caller has left it, and may call again."""
+        if self.writer is caller:
+            self.writer = self
+
+    def successor(
+        self,
+        error: Exception,
+        sessions: Iterable[LockSession],
+        waiting: Iterable[LockRequest],
+        in_use: AbstractSet[LockSession],
+    ) -> Pool:
+        """A new pool, which begins with closing ``sessions`` and reporting every grant as lost. Requests that wait have
+        failed: those in the queues here, and ``waiting``, which an interrupted event may have taken out of them.
+        ``in_use``: sessions that a caller's thread reads from. If this is interrupted, too, it can be repeated."""
+        pool = Pool(
+            kept=self.kept, extra=self.limit - self.kept, per_session=self.per_session, turns=self.turns,
+            server_queues=self._server_queues,
+        )  # fmt: skip
+        losses = {action.request: action for action in self.actions if isinstance(action, Lose)}
+        entries = list(self.entries.values())
+        for request in [each for entry in entries for each in (*entry.holders, entry.leaving) if each is not None]:
+            losses.setdefault(request, Lose(request, error))
+            request.state, request.error = "lost", error
+        failed = {*waiting, *(request for entry in entries for request in entry.queue)} - losses.keys()
+        for request in failed:
+            request.state, request.error = "failed", error
+        pool.closing = self.closing.copy()
+        for session in sessions:
+            session.over = True
+            if session.opened and session not in in_use:
+                pool.closing.add(session)
+            pool.actions.append(Close(session))
+        pool.actions.extend(losses.values())
+        pool.wakes.extend(request for request in (*losses, *failed) if request.waker is not None)
+        return pool
+
+    def fail(self, request: LockRequest, undecided: State, error: Exception) -> None:
+        """This pool has a successor, and an interrupted event had lost the request."""
+        if request.state == undecided:
+            request.state, request.error = "failed", error
+
+    # Notes for ``locks.list()``
 
     def note(self, session: LockSession, note: Note, caller: object) -> None:
         """Write something down in a session that is open and does not wait, behind what is sent there for callers."""

@@ -71,14 +71,15 @@ select holdfast.lock_note(:is_first::boolean, :names::jsonb, :held::jsonb, :gone
   from (select set_config('lock_timeout', '100', true), set_config('synchronous_commit', 'off', true)) as hurried
 
 -- name: lock_list
--- All advisory locks of the database, or those with one key. What may be seen of another role's session is the server's to say.
+-- All advisory locks of the database, or those with the given keys: [pair, key] each. What may be seen of another role's session is the server's to say.
 -- The server does not keep when a lock was granted. Sessions of holdfast note it within a second; until then, and in sessions of
 -- other programs, the last statement is the latest that it can have been.
 with advisory as (
     select l.*, l.objsubid = 2 as pair, l.classid::bigint << 32 | l.objid::bigint as key
       from pg_locks l
      where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
-       and (:key::bigint is null or (l.objsubid = 2) = :pair::boolean and l.classid::bigint << 32 | l.objid::bigint = :key::bigint)
+       and (:keys::jsonb is null or (l.objsubid = 2, l.classid::bigint << 32 | l.objid::bigint)
+                                 in (select (each ->> 0)::boolean, (each ->> 1)::bigint from jsonb_array_elements(:keys::jsonb) each))
 ), holds as materialized (
     select * from holdfast.lock_holds()
 ), queues as (
@@ -90,7 +91,7 @@ with advisory as (
                 or exists (select from advisory a where a.granted and a.pid = h.pid and a.pair = h.pair and a.key = h.key)) each
      group by pair, key
 )
-select l.pid, a.application_name, a.state, extract(epoch from a.query_start)::double precision as query_start,
+select l.pid, l.pair, l.key, a.application_name, a.state, extract(epoch from a.query_start)::double precision as query_start,
        n.namespace, n.entity_id, n.name, case l.mode when 'ShareLock' then 'shared' else 'exclusive' end as mode, l.granted,
        extract(epoch from coalesce(h.since, case when l.granted and a.application_name like 'holdfast:%'
                                                       and a.query_start > clock_timestamp() - interval '1 second' then a.query_start end)

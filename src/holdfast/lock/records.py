@@ -47,9 +47,10 @@ class LockRecord:
 
     @classmethod
     def _of(cls, row: Mapping[str, Any]) -> LockRecord:
+        """``row``: of PostgreSQL's ``lock_list``, which has the key, too."""
         duration = row["duration"]
         return cls(**{
-            **row,
+            **{name: value for name, value in row.items() if name not in ("pair", "key")},
             "holder": holder_of(row["application_name"]),
             "query_start": as_datetime(row["query_start"]),
             "held_since": as_datetime(row["held_since"]),

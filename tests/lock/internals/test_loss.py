@@ -188,7 +188,7 @@ def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_lo
 
     async def hear() -> None:
         nowhere = parse("postgresql://nowhere/at-all")
-        executor = LoopExecutor(nowhere, Pool, asyncio.get_running_loop(), print, shared=False)
+        executor = LoopExecutor(nowhere, Pool(), asyncio.get_running_loop(), print, shared=False)
         executor._sessions.add(session)
         executor._watch(session)
         async with asyncio.timeout(PATIENCE):

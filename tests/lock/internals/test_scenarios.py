@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.lock import executor, executor_async, wire
-from holdfast.lock.monitor import LockMonitor
+from holdfast.lock.monitor import HolderLookup
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE, backends, eventually, query
 from tests.lock.looks import advisory, core, waiters
@@ -67,36 +67,66 @@ def test_the_age_of_a_lock_counts_from_its_grant_however_long_connecting_took(
     assert request.since - asked_at >= 100
 
 
-def test_of_many_requests_that_time_out_at_once_one_looks_its_holder_up(
+def test_requests_that_time_out_together_share_a_lookup_and_each_names_its_holder(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others do not wait for that: each would need the session that the client calls with."""
-    looking, found, real = threading.Event(), threading.Event(), LockMonitor._find_holder
+    """The second lookup is for all requests that timed out during the first one."""
+    looking, found, real = threading.Event(), threading.Event(), HolderLookup._holders
+    lookups: list[list[Any]] = []
 
-    def find(monitor: LockMonitor, key: Any) -> Any:
-        assert not looking.is_set(), "a second one"
+    def find(lookup: HolderLookup, keys: list[Any]) -> Any:
+        lookups.append(keys)
         looking.set()
         found.wait(PATIENCE)
-        return real(monitor, key)
+        return real(lookup, keys)
 
-    def refusal(timeout: float = 0.05) -> str:
+    def refusal(name: str, timeout: float = 0.05) -> str:
         """With a timeout that is long enough for the database to answer."""
         with pytest.raises(holdfast.AcquireTimeout) as refused:
-            client.lock("a", timeout=timeout).acquire()
-        return refusal(2 * timeout) if "has not answered" in str(refused.value) else str(refused.value)
+            client.lock(name, timeout=timeout).acquire()
+        return refusal(name, 2 * timeout) if "has not answered" in str(refused.value) else str(refused.value)
 
-    monkeypatch.setattr(LockMonitor, "_find_holder", find)
+    monkeypatch.setattr(HolderLookup, "_holders", find)
     with (
         holdfast.Client(postgres_url) as holder,
         holdfast.Client(postgres_url) as client,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(7) as pool,
     ):
-        holder.lock("a").acquire()
-        first = pool.submit(refusal)
+        for name in ("a", "b", "c"):
+            holder.lock(name).acquire()
+        refusals = [pool.submit(refusal, "a")]
         assert looking.wait(PATIENCE)
-        assert "held by another holder" in refusal()
+        refusals += [pool.submit(refusal, name) for name in "abcabc"]
+        lookup: Any = client._locks._lookup  # type: ignore[union-attr]
+        eventually(lambda: len(lookup._callers) == 7, "all have timed out")
         found.set()
-        assert f":{os.getpid()}" in first.result(PATIENCE)
+        for refused in refusals:
+            assert f":{os.getpid()}" in refused.result(PATIENCE)
+    assert [len(keys) for keys in lookups] == [1, 3]
+
+
+def test_a_lookup_that_fails_is_not_repeated_for_those_that_waited_for_it(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, fails = threading.Event(), threading.Event()
+    lookups = []
+
+    def find(lookup: HolderLookup, keys: list[Any]) -> Any:
+        lookups.append(keys)
+        looking.set()
+        fails.wait(PATIENCE)
+        raise holdfast.Unanswered("frozen")
+
+    monkeypatch.setattr(HolderLookup, "_holders", find)
+    with holdfast.Client(either) as client, ThreadPoolExecutor(3) as pool:
+        lookup = HolderLookup(client._engine)
+        answers = [pool.submit(lookup.find, (b"1",))]
+        assert looking.wait(PATIENCE)
+        answers += [pool.submit(lookup.find, key) for key in ((b"1",), (b"2",))]
+        eventually(lambda: len(lookup._next.keys) == 2, "two wait")
+        fails.set()
+        assert [answer.result(PATIENCE) for answer in answers] == [None, None, None]
+    assert len(lookups) == 1
 
 
 def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: Connect, postgres_url: str) -> None:
