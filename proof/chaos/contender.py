@@ -6,6 +6,7 @@
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import traceback
@@ -23,6 +24,8 @@ NUMBERS = (1, 2)
 """The numbers of its threads."""
 CRASHED = 3
 """The exit status of a contender after an unexpected exception."""
+INHERITED = 4
+"""The exit status of a forked child that was let into a transaction under its parent's grant."""
 SESSION, FORCED = "session-", "forced-"
 """Prefixes of names: leases that fail over with the session, and leases that an operator releases by force. In both
 cases the holder is notified after the fact, so that no belief is recorded."""
@@ -43,8 +46,9 @@ class Job(NamedTuple):
 class Contender:
     """One thread, with its own connection for its writes."""
 
-    def __init__(self, job: Job, number: int, client: Any, over: threading.Event) -> None:
-        self._job, self._client, self._over = job, client, over
+    def __init__(self, job: Job, number: int, client: Any, over: threading.Event, forks: threading.Event) -> None:
+        """``forks``: set when it is to fork."""
+        self._job, self._client, self._over, self._forks = job, client, over, forks
         self._random = random.Random(f"{job.seed}-{job.worker}-{number}")
         self._record = Recorder(job.folder, f"{job.worker}-{number}")
         self._tables = Tables(job.url, self._random, sane_clocks=job.sane_clocks)
@@ -94,10 +98,28 @@ class Contender:
                 if self._over.is_set() or not step(grant):
                     break
                 self._belief.look()
+                if self._forks.is_set():
+                    self._forks.clear()
+                    self._fork(grant)
         if self._random.random() < 0.9:
             self._release(grant)
         else:  # forgotten: renewed until the process ends, or left to expire
             self._belief.look()
+
+    def _fork(self, grant: Any) -> None:
+        """A forked child holds nothing: RuntimeError if a transaction begins there under its parent's grant."""
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)  # its default action ends a child that hangs
+            status = 0
+            try:
+                tables = Tables(self._job.url, self._random, sane_clocks=True)  # with a connection of its own
+                if tables.lets_in(grant):
+                    status = INHERITED
+            finally:
+                os._exit(status)
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == INHERITED:
+            raise RuntimeError(f"a forked child was let into a transaction under its parent's grant of {grant.name!r}")
 
     def _read_gauge(self) -> None:
         """Record the gauge of the process, that is, of both threads."""
@@ -226,10 +248,11 @@ def _crash(*_: object) -> None:
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     threading.excepthook = _crash
-    over = threading.Event()
+    over, forks = threading.Event(), threading.Event()
+    signal.signal(signal.SIGURG, lambda *_: forks.set())
     try:
         with holdfast.Client(job.url) as client:
-            contenders = [Contender(job, number, client, over) for number in NUMBERS]
+            contenders = [Contender(job, number, client, over, forks) for number in NUMBERS]
             threads = [threading.Thread(target=contender.run) for contender in contenders]
             for thread in threads:
                 thread.start()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import holdfast
 from holdfast.testing.checker import Report, check
-from holdfast.testing.faults import Nemesis, kill, pause
+from holdfast.testing.faults import Nemesis, fork, kill, pause
 from holdfast.testing.history import DatabaseRows, Recorder, now, write_database
 from holdfast.testing.standstill import Standstill
 from proof.chaos.contender import FORCED, SESSION, Job
@@ -95,7 +95,7 @@ class Scenario:
         return Outcome(self.name, self.folder, report, self.faults, failpoints, started, error)
 
     def _nemesis(self, target: Target, pids: Callable[[], Sequence[int]]) -> Nemesis:
-        everywhere = [kill(pids, seed=self._seed), pause(pids, seed=self._seed)] * 3
+        everywhere = [kill(pids, seed=self._seed), pause(pids, seed=self._seed), fork(pids, seed=self._seed)] * 3
         faults = [*target.faults, *everywhere, force(target, NAMES[-1])]
         chosen = [fault for fault in faults if not self._kinds or fault.kind in self._kinds]
         if not chosen:

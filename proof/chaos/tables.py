@@ -43,6 +43,14 @@ class Tables:
 
         return self._change(grant, call, work)
 
+    def lets_in(self, grant: Any) -> bool:
+        """Whether a protected transaction begins."""
+        try:
+            with grant.transaction(self._connect()):
+                return True
+        except Exception:
+            return False
+
     def close(self) -> None:
         if self._connection is not None:
             with suppress(Exception):

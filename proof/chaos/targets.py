@@ -22,9 +22,11 @@ from holdfast.testing.faults import (
     failover,
     faketime,
     freeze,
+    impatient,
     network,
     old_primary,
     read_only,
+    refuse,
     restart,
     standby_away,
     terminate,
@@ -79,8 +81,19 @@ def postgres() -> Iterator[Target]:
             *(fault for proxy in proxies for fault in network(proxy)),
             *(
                 make(pair)
-                for make in (restart, crash, freeze, read_only, failover, failover, old_primary, standby_away)
+                for make in (
+                    restart,
+                    crash,
+                    freeze,
+                    read_only,
+                    impatient,
+                    failover,
+                    failover,
+                    old_primary,
+                    standby_away,
+                )
             ),
+            refuse(pair, name),
             *(terminate(direct, application_name=name, on=pair) for name in ("holdfast", "contender")),
         ]
         yield Target([f"postgresql://postgres@{hosts}/{name}"], faults, direct, lambda text: _rows(direct(), text))
@@ -88,7 +101,8 @@ def postgres() -> Iterator[Target]:
 
 @contextmanager
 def clocks() -> Iterator[Target]:
-    """One server whose clock steps and drifts. Every other contender uses a pooler, if it is installed."""
+    """One server whose clock steps and drifts. Every other contender uses a pooler, if it is installed. It is never
+    made impatient: with timeouts that expire on a clock that steps, the server itself has crashed."""
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
         server = stack.enter_context(Postgres.create(environment=clock.environment))
@@ -103,6 +117,7 @@ def clocks() -> Iterator[Target]:
             *(clock_step(clock, seconds) for seconds in (STEP, -STEP, 0.5, -0.5)),
             *(clock_drift(clock, rate) for rate in (0.2, -0.2)),
             *(make(server) for make in (restart, crash, read_only)),
+            refuse(server, "chaos"),
             terminate(url, on=server),
         ]
         yield Target(urls, faults, lambda: url, lambda text: _rows(url, text), sane_clocks=False, retire=poolers.close)

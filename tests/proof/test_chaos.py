@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast.testing.checker import check
 from holdfast.testing.history import Recorder, read
 from proof.chaos.__main__ import main
-from proof.chaos.contender import Belief, Job
+from proof.chaos.contender import Belief, Contender, Job
 from proof.chaos.contenders import Contenders
 from proof.chaos.report import Run, as_html, as_json, as_text, status
 from proof.chaos.scenario import Outcome, Scenario
+from proof.chaos.tables import Tables
 from proof.chaos.targets import TARGETS, Target, available_targets
 from tests.children import eventually
 from tests.cli.runs import command_lines, state
@@ -98,7 +101,7 @@ def test_a_kind_of_fault_that_a_lane_does_not_have_is_named(tmp_path: Path, monk
     done = chaos("--minutes", "0.01", "--lane", "sqlite", "--faults", "flood")
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == [], "a run that never was leaves no folder"
-    assert "has no fault of these kinds; it has force, kill, pause, writer" in done.stderr
+    assert "has no fault of these kinds; it has force, fork, kill, pause, writer" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -137,6 +140,18 @@ def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> 
     assert outcome.report is not None
     assert "C3" in outcome.report.violated
     assert status([outcome]) == 1
+
+
+def test_it_would_be_noticed_if_a_forked_child_had_its_parents_grant(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.Client(sqlite_url) as client, client.lease("a", ttl=600) as grant:
+        job = Job(sqlite_url, str(tmp_path), "w", ["a"], 600.0, 1, sane_clocks=True)
+        contender = Contender(job, 1, client, threading.Event(), threading.Event())
+        contender._fork(grant)
+        monkeypatch.setattr(Tables, "lets_in", lambda *_: True)
+        with pytest.raises(RuntimeError, match="a forked child was let into a transaction under its parent's grant"):
+            contender._fork(grant)
 
 
 def test_a_contender_that_falls_over_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,13 @@ while True:
     time.sleep(0.005)
 """
 
+_HANDLES_SIGURG = """
+import signal, sys
+signal.signal(signal.SIGURG, lambda *_: print("forks", flush=True))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
 _numbers = itertools.count()
 _RECOVERED = "database system was not properly shut down"
 
@@ -138,6 +145,50 @@ def test_a_read_only_server_takes_no_writes_until_it_is_healed(own: Postgres) ->
     eventually(lambda: writes(url), "it takes writes again")
     with holdfast.Client(url) as client, client.lease("a"):
         pass
+
+
+def test_an_impatient_server_ends_long_statements_but_not_those_of_a_client(own: Postgres) -> None:
+    url = migrated(own.database())
+    fault = faults.impatient(own)
+
+    def is_ended() -> bool:
+        with psycopg.connect(url, autocommit=True) as connection:
+            [(limit,)] = connection.execute("show statement_timeout").fetchall()
+            return str(limit) == "200ms"
+
+    fault.begin()
+    eventually(is_ended, "the setting has reached new sessions")
+    with psycopg.connect(url, autocommit=True) as connection, pytest.raises(psycopg.errors.QueryCanceled):
+        connection.execute("select pg_sleep(60)")
+    with holdfast.Client(url) as client, client.lease("a", ttl=600):
+        pass
+    fault.heal()
+    eventually(lambda: not is_ended(), "it has limits no more")
+
+
+def test_a_server_that_refuses_ends_connections_to_one_database_until_it_is_healed(own: Postgres) -> None:
+    url, other = migrated(own.database()), own.database()
+    fault = faults.refuse(own, url.rpartition("/")[2])
+    with psycopg.connect(url) as connection:
+        fault.begin()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("select 1")
+    with holdfast.Client(url) as client, pytest.raises(holdfast.EngineError, match="not currently accepting"):
+        client.lease("a").acquire()
+    assert query(other, "select 1") == [(1,)]
+    fault.heal()
+    with holdfast.Client(url) as client, client.lease("a"):
+        pass
+
+
+def test_a_process_that_is_to_fork_gets_a_signal_that_others_ignore() -> None:
+    with Child(_HANDLES_SIGURG) as child, Child(_COUNTS) as other:
+        child.expect("ready")
+        faults.fork(lambda: [child.pid]).begin()
+        child.expect("forks")
+        number = int(other.line())
+        faults.fork(lambda: [other.pid]).begin()
+        eventually(lambda: int(other.line()) > number + 1, "it goes on")
 
 
 def test_a_failover_loses_nothing_and_both_come_to_be_primary_again(pair: Pair) -> None:

@@ -10,8 +10,19 @@ from holdfast.testing.faults.clocks import Clock, clock_drift, clock_step, faket
 from holdfast.testing.faults.fault import Fault
 from holdfast.testing.faults.nemesis import Nemesis, plan
 from holdfast.testing.faults.network import network
-from holdfast.testing.faults.processes import kill, pause, terminate
-from holdfast.testing.faults.servers import Pair, crash, failover, freeze, old_primary, read_only, restart, standby_away
+from holdfast.testing.faults.processes import fork, kill, pause, terminate
+from holdfast.testing.faults.servers import (
+    Pair,
+    crash,
+    failover,
+    freeze,
+    impatient,
+    old_primary,
+    read_only,
+    refuse,
+    restart,
+    standby_away,
+)
 
 __all__ = [
     "Clock",
@@ -23,13 +34,16 @@ __all__ = [
     "crash",
     "failover",
     "faketime",
+    "fork",
     "freeze",
+    "impatient",
     "kill",
     "network",
     "old_primary",
     "pause",
     "plan",
     "read_only",
+    "refuse",
     "restart",
     "standby_away",
     "terminate",

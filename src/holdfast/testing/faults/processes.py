@@ -41,6 +41,17 @@ def pause(pids: Pids, *, seed: int = 0) -> Fault:
     return Fault("pause", pids, begin, heal)
 
 
+def fork(pids: Pids, *, seed: int = 0) -> Fault:
+    """SIGURG to one of them, whose handler is to fork. A process without a handler ignores it."""
+    choice = random.Random(seed)
+
+    def begin() -> None:
+        if alive := pids():
+            child_watchdog.send_signal([choice.choice(alive)], signal.SIGURG)
+
+    return Fault("fork", pids, begin)
+
+
 def terminate(
     url: str | Callable[[], str],
     *,

@@ -85,17 +85,35 @@ def freeze(server: Postgres | Pair) -> Fault:
 
 def read_only(server: Postgres | Pair) -> Fault:
     """Make every new transaction read-only, as operators do while a disk is full or a database is moved."""
-    changed: list[Postgres] = []
+    return _altered("read_only", server, {"default_transaction_read_only": ("on", "off")})
+
+
+def impatient(server: Postgres | Pair) -> Fault:
+    """End long statements and idle sessions soon, as the defaults of rented servers may."""
+    return _altered(
+        "impatient",
+        server,
+        {
+            "statement_timeout": ("200ms", "0"),
+            "idle_in_transaction_session_timeout": ("200ms", "0"),
+            "idle_session_timeout": ("300ms", "0"),
+        },
+    )
+
+
+def refuse(server: Postgres | Pair, database: str) -> Fault:
+    """Accept no connection to the database and end those that there are, as a rented server does in maintenance."""
+    closed: list[Postgres] = []
 
     def begin() -> None:
-        changed.append(_primary(server))
-        changed[-1].alter("default_transaction_read_only", "on")
+        closed.append(_primary(server))
+        _allow_connections(closed[-1], database, allowed=False)
 
     def heal() -> None:
-        while changed:
-            changed.pop().alter("default_transaction_read_only", "off")
+        while closed:
+            _allow_connections(closed.pop(), database, allowed=True)
 
-    return Fault("read_only", server, begin, heal)
+    return Fault("refuse", server, begin, heal)
 
 
 def failover(pair: Pair, *, moved: Callable[[Postgres], Any] | None = None) -> Fault:
@@ -153,6 +171,36 @@ def _stopped(kind: str, server: Postgres | Pair, stop: Callable[[Postgres], None
             down.pop().start()
 
     return Fault(kind, server, begin, heal)
+
+
+def _altered(kind: str, server: Postgres | Pair, settings: Mapping[str, tuple[str, str]]) -> Fault:
+    """``settings``: their values during the fault, and after it."""
+    changed: list[Postgres] = []
+
+    def begin() -> None:
+        changed.append(_primary(server))
+        for name, (value, _) in settings.items():
+            changed[-1].alter(name, value)
+
+    def heal() -> None:
+        while changed:
+            primary = changed.pop()
+            for name, (_, value) in settings.items():
+                primary.alter(name, value)
+
+    return Fault(kind, server, begin, heal)
+
+
+def _allow_connections(server: Postgres, database: str, *, allowed: bool) -> None:
+    import psycopg
+    from psycopg.sql import SQL, Identifier, Literal
+
+    with psycopg.connect(server.url, autocommit=True, connect_timeout=60, application_name="nemesis") as connection:
+        connection.execute(SQL("alter database {} allow_connections {}").format(Identifier(database), Literal(allowed)))
+        if not allowed:
+            connection.execute(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [database]
+            )
 
 
 def _primary(server: Postgres | Pair) -> Postgres:
