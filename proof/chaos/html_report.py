@@ -21,7 +21,7 @@ svg text { fill: currentColor; } .row { stroke: var(--line); } .fault { fill: #d
 """
 _MEANING = {
     "C1": "one grant a fence",
-    "C2": "fences rise a name, across timelines",
+    "C2": "fences rise a name, across failovers",
     "C3": "no write with an older fence after a takeover",
     "C4": "what was acknowledged is in the database, what failed is not",
     "C6": "acquire, renew and release are linearizable",

@@ -180,7 +180,6 @@ def _read_rows(target: Target) -> DatabaseRows:
         rows("proof_write", "name", "fence", "key"),
         takeovers,
         rows("proof_grant", "name", "fence", "outcome"),
-        sorted({row["fence"] >> 40 for row in takeovers}),
         all_grants=True,
         sane_clocks=target.sane_clocks,
     )

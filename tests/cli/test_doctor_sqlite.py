@@ -19,7 +19,8 @@ from tests.children import PATIENCE
 from tests.cli.command import SCRIPT, at, environment, invoke, valid
 
 CHECKS = {
-    "boot", "connection", "filesystem", "integrity", "journal", "schema", "space", "version", "writable", "write_lock"
+    "boot", "connection", "fences", "filesystem", "integrity", "journal", "schema", "space", "version", "writable",
+    "write_lock",
 }  # fmt: skip
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 

@@ -38,17 +38,21 @@ PUBLIC = {
     "relay_begin",
     "relay_move", "relay_list", "relay_parked", "relay_retry", "relay_remove",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
-    "shard_list", "lease_recall", "lease_clear", "beat_wanted",
+    "shard_list", "fence_raise", "fence_ahead", "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
     "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false)::holdfast.lease,"
     " 'released', false",
-    "next_fence": "",
+    "draw": "'holdfast.fence'",
+    "raise_number": "'holdfast.fence'",
+    "copy_id": "",
+    "server_life": "",
+    "current_space": "",
+    "wal_ready": "",
+    "object_newest": "pg_current_snapshot()",
     "slot_rows": "'@slot:x'",
     "operation_alive": "'x', 1",
-    "check_epoch": "",
-    "object_epoch": "",
     "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 1, 'box', 'b-1', 'created', null",
     "object_log_at_commit": "1, 'box', 'b-1', 'created', null",
@@ -56,9 +60,10 @@ INSIDE = {
 }
 HARMLESS = {
     "wake": "'import'", "waiters_name": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'",
-    "check_savepoint": "'1'::xid", "timeline": "", "snapshot_time": "", "commit_check": "", "lock_end_session": "1",
+    "check_savepoint": "'1'::xid", "clock_number": "", "random_space": "",
+    "snapshot_time": "", "commit_check": "", "lock_end_session": "1",
     "object_late": "", "lock_key": "'x'",
-    "wal_late": "", "wal_settle": "", "relay_settle": "", "history_trim": "",
+    "wal_late": "", "wal_settle": "", "relay_settle": "", "object_settle": "", "history_trim": "",
 }  # fmt: skip
 
 

@@ -53,9 +53,8 @@ def test_leases_outlive_the_primary_and_fences_rise(pair: tuple[Postgres, Postgr
         eventually(lambda: query(here, "select xmin::text from holdfast.beat") != before, "heartbeats reach it")
         assert not any(grant.lost for grant in grants)
         with client.lease("after", ttl=600) as after:
-            assert after.fence > top
-            assert after.fence >> 40 > top >> 40  # another timeline: higher even if commits had been lost
-        assert take() >> 40 == after.fence >> 40, "the session draws fences of the new timeline"
+            assert after.fence > top + 1_000_000, "raised by the clock: higher even if commits had been lost"
+        assert after.fence < take() < after.fence + 1_000_000, "the open session draws from the raised sequence"
         assert grants[0].release()
         with client.lease("lease-0", ttl=600) as successor:
             assert successor.fence > after.fence
@@ -69,7 +68,7 @@ def test_leases_outlive_the_primary_and_fences_rise(pair: tuple[Postgres, Postgr
 def promoted_under(here: str, standby: Postgres) -> Iterator[Callable[[], int]]:
     """An open session of the standby, which is refused a lease now. Yields what takes one in it after the promotion.
 
-    The server changes its timeline under an open connection: what was read when it was made would be stale.
+    The server is promoted under an open connection: what was read when it was made would be stale.
     """
     take = "select fence from holdfast.lease_acquire('through', 'psql', 30)"
     replayed = "select count(*) from pg_database where datname = 'app'"
@@ -77,7 +76,7 @@ def promoted_under(here: str, standby: Postgres) -> Iterator[Callable[[], int]]:
     with psycopg.connect(here, autocommit=True) as session:
         known = "select to_regclass('holdfast.lease') is not null"
         eventually(lambda: session.execute(known).fetchone() == (True,), "our tables, too")
-        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="recovery"):
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction, match="read-only"):
             session.execute(take)
         yield lambda: int((session.execute(take).fetchone() or [0])[0])
 
@@ -101,8 +100,7 @@ def test_a_failover_longer_than_the_ttl_is_told_as_a_loss(pair: tuple[Postgres, 
         standby.promote()
         eventually(lambda: client_sees(other) >= 0, "the new primary is found")
         heir = other.lease("a", ttl=600, timeout=PATIENCE).acquire()
-        assert heir.fence > grant.fence
-        assert heir.fence >> 40 > grant.fence >> 40
+        assert heir.fence > grant.fence + 1_000_000
         assert grant.lost
         assert told == [grant]
         long.renew()

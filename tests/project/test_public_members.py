@@ -26,7 +26,7 @@ PUBLIC = {
     "operations reviews gates relays audit migrations migrate read_only doctor close",
     "lease.handle Lease": f"{HANDLE} adopt",
     "lease.grant LeaseGrant": GRANT,
-    "lease.admin Leases": "list get history force_release recall probe wipe",
+    "lease.admin Leases": "list get history force_release recall raise_fences probe wipe",
     "lock.handle Lock": HANDLE,
     "lock.handle Skip": "",
     "lock.handle LockGrant": "name lost check release",

@@ -49,6 +49,17 @@ def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
 
 
 @command(
+    "fence.raise", gate="leases", subject="fences", destructive=True, atomic=True,
+    above=Parameter("number that the next fence must exceed", int, optional=True, minimum=0, maximum=2**60 - 1),
+)  # fmt: skip
+def fence_raise(window: Window, *, above: int | None) -> Steps:
+    """Raise fences and versions above those that a restore has lost."""
+    floor = "" if above is None else f", and above {above}"
+    yield [f"fences, versions and places rise to a minute ahead of the clock{floor}"]
+    window.client.leases.raise_fences(above=above)
+
+
+@command(
     "leader.resign", gate="leaders", subject="{name}", destructive=True, name=Parameter("name of the elector"),
     wait=Parameter(
         "maximum number of seconds to wait until it has stopped", float, default=60.0, optional=True, minimum=0,

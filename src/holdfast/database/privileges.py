@@ -12,7 +12,7 @@ FOR_OPERATORS = frozenset(
     {
         "lease_force_release", "lease_force_release_if", "lease_recall", "lease_wipe", "lock_end_session",
         "audit_begin", "audit_note", "audit_end", "audit_list", "wal_archive", "operation_expire", "review_decide",
-        "relay_remove",
+        "relay_remove", "fence_raise",
     }
 )  # fmt: skip
 """What changes the leases, locks or operations of others without their token, and the audit of that."""

@@ -13,10 +13,12 @@ select version, name, applied_at from holdfast_schema_version order by version;
 select version from holdfast_schema_version where (select boot from holdfast_fence) = :boot order by version desc limit 1;
 
 -- name: hello.raise_versions
-update holdfast_object_version set first = (((select last from holdfast_object_place) >> 28) + 1) << 28;
+-- Where the clock of this boot is behind, a minute of numbers is more than can have been lost.
+update holdfast_object_version set first = (select place from holdfast_object_next) + 60000000
+ where (select place from holdfast_object_next) > (select micros from holdfast_clock);
 
 -- name: hello.raise_fence
-update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
+update holdfast_fence set boot = :boot, last = case when last >= (select micros from holdfast_clock) then last + 60000000 else last end;
 
 -- name: hello.version
 select max(version) as version from holdfast_schema_version;

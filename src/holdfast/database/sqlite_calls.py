@@ -58,6 +58,7 @@ class Call(NamedTuple):
 NOUNS = {
     "audit": "governance",
     "beat": "lease",
+    "fence": "lease",
     "hello": "database",
     "lease": "lease",
     "lock": "lock",

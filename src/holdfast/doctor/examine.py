@@ -24,7 +24,7 @@ _PROBE = 2.0
 """Seconds to wait for what a healthy database does at once: answer a second session, give the write lock."""
 _ABSENT = frozenset({"3F000", "42P01"})
 """SQLSTATEs: there is no such schema, or no such table."""
-_STATEMENTS = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables")
+_STATEMENTS = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables", "fences")
 
 
 def examine(engine: Engine, timeout: float) -> Examination:
@@ -86,6 +86,7 @@ class _FactCollector:
                 damaged: Fact = [{"problem": str(error)}]
                 self.facts["examine_integrity"] = None if error.sqlstate in _ABSENT else damaged
             self._collect(session, "schema_applied", {}, absent=[])
+            self._collect(session, "examine_fences", {})
             started, problem = now(), None
             try:
                 session.call("examine_write_lock", {}, min(_PROBE, self._left()))

@@ -23,7 +23,7 @@ _PROBE = 2.0
 """Seconds to wait for what a healthy database does at once: answer a second session, give the write lock."""
 _ABSENT = frozenset({"3F000", "42P01"})
 """SQLSTATEs: there is no such schema, or no such table."""
-_STATEMENTS = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables")
+_STATEMENTS = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables", "fences")
 
 
 async def examine(engine: AsyncEngine, timeout: float) -> Examination:
@@ -85,6 +85,7 @@ class _FactCollector:
                 damaged: Fact = [{"problem": str(error)}]
                 self.facts["examine_integrity"] = None if error.sqlstate in _ABSENT else damaged
             await self._collect(session, "schema_applied", {}, absent=[])
+            await self._collect(session, "examine_fences", {})
             started, problem = now(), None
             try:
                 await session.call("examine_write_lock", {}, min(_PROBE, self._left()))

@@ -125,3 +125,23 @@ def schema_version(facts: Facts) -> Verdict:
     if expected["self_migrating"]:
         return ok(f"schema {schema!r} is {state}: the next client that opens the file migrates it")
     return fail(f"schema {schema!r} is {state}", f"Run: {migrate_command(schema)}")
+
+
+FENCES_AHEAD = 120.0
+"""Seconds. After a start numbers are up to 60 s ahead of the clock: more means that the clock was set back, or that an
+operator raised them."""
+
+
+def fences(facts: Facts) -> Verdict:
+    """The check of both engines."""
+    if facts.get("schema_applied") == []:
+        return ok("none were given out")
+    ahead = {fact["name"]: fact["seconds"] for fact in rows(facts, "examine_fences")}
+    name = max(ahead, key=ahead.__getitem__)
+    if ahead[name] < FENCES_AHEAD:
+        return ok("fences, versions and places are near the clock")
+    return warn(
+        f"the next {name} is {duration(ahead[name])} ahead of the clock",
+        "Set the clock right, if it is behind. Nothing is wrong until the database is restored: a restored one "
+        "continues from its clock, and might give out numbers again. Then run: holdfast do fence.raise --above NUMBER.",
+    )

@@ -59,3 +59,6 @@ select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_l
                        where t.schemaname = :schema and t.tablename = c.relname and (p.pubupdate or p.pubdelete)) as identified
   from pg_class c left join pg_stat_all_tables s on s.relid = c.oid
  where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname
+
+-- name: examine_fences
+select name, seconds from holdfast.fence_ahead()

@@ -9,6 +9,7 @@ from holdfast.doctor.findings import (
     Unseen,
     Verdict,
     fail,
+    fences,
     judge,
     ok,
     row,
@@ -89,8 +90,8 @@ def local(facts: Facts) -> Verdict:
         )
     if kind in _MEMORY:
         return warn(
-            f"the file is on {kind}: it is lost when the machine restarts, and fences start again from the beginning",
-            "Put it on a disk, if another system stores fences.",
+            f"the file is on {kind}: it is lost when the machine restarts",
+            "Put it on a disk, unless leases, objects and operations may be forgotten.",
         )
     return ok(f"on a local file system ({kind})")
 
@@ -159,6 +160,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("space", space),
     ("journal", journal),
     ("schema", schema_version),
+    ("fences", fences),
     ("integrity", integrity),
     ("write_lock", write_lock),
 )

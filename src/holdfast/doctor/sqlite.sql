@@ -9,6 +9,10 @@ union all select quick_check from pragma_quick_check('holdfast_history') where q
 union all select quick_check from pragma_quick_check('holdfast_object') where quick_check <> 'ok'
 union all select quick_check from pragma_quick_check('holdfast_object_change') where quick_check <> 'ok';
 
+-- name: examine_fences
+select 'fence' as name, (f.last - c.micros) / 1000000.0 as seconds from holdfast_fence f, holdfast_clock c
+union all select 'version', (n.place - c.micros) / 1000000.0 from holdfast_object_next n, holdfast_clock c;
+
 -- name: examine_write_lock
 -- Takes the write lock, because it is not a select, and writes nothing.
 values (1);

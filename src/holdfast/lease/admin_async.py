@@ -93,6 +93,15 @@ class AsyncLeases:
         [row] = await self._engine.call("lease_recall", {"name": check_name(name), "fence": fence})
         return bool(row["done"])
 
+    async def raise_fences(self, *, above: int | None = None) -> int:
+        """Raise fences, versions of objects and places in the log to a minute ahead of the clock and, if it is given,
+        above ``above``. Returns the number that the next fence exceeds. For a receiver that has seen a higher fence
+        than this database gives out, because the clock was set back across a restore. It cannot be undone."""
+        if above is not None and not (type(above) is int and 0 <= above < 1 << 60):
+            raise ValueError(f"above must be an int from 0 to 2**60 - 1, not {above!r:.60}")
+        [row] = await self._engine.call("fence_raise", {"above": above})
+        return int(row["fence"])
+
     async def wipe(self, guard: Guarding | None, *, keep: Sequence[str] = ()) -> int:
         """Take away every lease except ``guard``'s and those in ``keep``, and record it; returns their number.
 

@@ -80,3 +80,6 @@ select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 
 -- name: protect_at_commit
 select holdfast.lease_protect_at_commit(:name, cast(:token as uuid)) as fence
+
+-- name: fence_raise
+select holdfast.fence_raise(:above::bigint) as fence

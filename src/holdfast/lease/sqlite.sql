@@ -19,7 +19,7 @@ select l.beat, l.holder,
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
 
 -- name: lease_acquire.fence
-update holdfast_fence set last = last + 1 returning last as fence;
+update holdfast_fence set last = max(last + 1, (select micros from holdfast_clock)) returning last as fence;
 
 -- name: lease_acquire.history
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
@@ -187,3 +187,9 @@ delete from holdfast_history where id <= (select max(id) from holdfast_history) 
 -- name: protect
 update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;
+
+-- name: fence_raise.fences
+update holdfast_fence set last = max(last, :above, (select micros from holdfast_clock) + 60000000) returning last as fence;
+
+-- name: fence_raise.versions
+update holdfast_object_version set first = max(first, :above, (select micros from holdfast_clock) + 60000000);

@@ -31,5 +31,5 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
 select cursor, version, extract(epoch from clock_timestamp())::double precision as now from holdfast.object_cursor()
 
 -- name: object_changes
-select snapshot, place, version, type, id, kind, expired from holdfast.object_changes(
-    :epoch::bigint, :since::pg_snapshot, :until::pg_snapshot, :after::bigint, :type, :limit::int, :listening::boolean)
+select snapshot, place, version, type, id, kind, change, expired from holdfast.object_changes(
+    :space::bigint, :since::pg_snapshot, :newest, :until::pg_snapshot, :after::bigint, :after_change, :type, :limit::int, :listening::boolean)

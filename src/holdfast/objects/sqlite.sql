@@ -1,6 +1,6 @@
 -- name: object_swap.update
 update holdfast_object set body = :body, raw = null, updated_at = {now},
-       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
+       version = (select place << 13 | (random() & 8191) from holdfast_object_next)
  where type = :type and id = :id and version = :expected
 returning 'done' as status, version, created_at, updated_at, name, labels;
 
@@ -12,7 +12,7 @@ select 1 from holdfast_live where name = :lease and token = :lease_token;
 
 -- name: object_put.upsert
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
-select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_place
+select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), place << 13 | (random() & 8191), {now}, {now} from holdfast_object_next
  where (:condition <> 'match' or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
@@ -31,10 +31,9 @@ select 'taken' as status, version as current, id as owner from holdfast_object w
 
 -- name: object_put_many
 -- Each row is found by its primary key. Nothing is ever inserted: only rows that exist are selected, so the conflict clause always updates.
--- Places are assigned without a gap: a watch takes a gap for trimmed changes.
 insert into holdfast_object (type, id, body, version, created_at, updated_at)
-select o.type, o.id, r.value ->> '$.body', (p.last + row_number() over (order by r.key)) << 20 | (random() & 1048575), o.created_at, {now}
-  from json_each(:records) r cross join holdfast_object o cross join holdfast_object_place p
+select o.type, o.id, r.value ->> '$.body', (p.place + row_number() over (order by r.key)) << 13 | (random() & 8191), o.created_at, {now}
+  from json_each(:records) r cross join holdfast_object o cross join holdfast_object_next p
  where o.type = :type and o.id = r.value ->> '$.id' and o.version = r.value ->> '$.expected'
    and exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token)
     on conflict (type, id) do update set body = excluded.body, raw = null, version = excluded.version, updated_at = excluded.updated_at
@@ -58,14 +57,13 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
  order by id limit :limit;
 
 -- name: object_cursor
-select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_place;
+select cast(c.version as text) as cursor, c.version, {now} as now
+  from (select coalesce((select max(version) from holdfast_object_change), trimmed) as version from holdfast_object_version) c;
 
 -- name: object_changes
 -- One statement, so one snapshot: nothing is trimmed between the check for completeness and the read.
-select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.kind,
-       :since >> 28 <> v.last >> 28 or :since > v.last
-       or :since + 1 < (select min(version) >> 20 from holdfast_object_change where version > v.last >> 28 << 48) as expired
-  from holdfast_object_place v left join (
-       select * from holdfast_object_change where version >= (coalesce(:after, :since) + 1) << 20 and (:type is null or type = :type)
-        order by version limit :limit) c
+select coalesce((select max(version) from holdfast_object_change), v.trimmed) as snapshot, c.version as place, c.version, c.type, c.id, c.kind, null as change,
+       :since <> v.trimmed and not exists (select 1 from holdfast_object_change where version = :since) as expired
+  from holdfast_object_version v left join (
+       select * from holdfast_object_change where version > :since and (:type is null or type = :type) order by version limit :limit) c
  order by c.version;

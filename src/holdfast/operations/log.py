@@ -691,8 +691,8 @@ class LogPage(NamedTuple):
 class LogCursor(NamedTuple):
     """The position of the last row that was read. Rows are ordered by horizon, then by place."""
 
-    epoch: int | None = None
-    """Changes when the database is restored or failed over: then the other fields mean nothing."""
+    space: int | None = None
+    """Changes when a dump is restored or a database is copied: then the other fields mean nothing."""
     after_horizon: str | None = None
     """The transaction horizon of that row: transactions below it had ended when the row was placed."""
     after_place: int | None = None
@@ -705,28 +705,29 @@ class LogCursor(NamedTuple):
         match = re.fullmatch(r"(\d+)(?:/(\d+)/(\d+))?", cursor) if isinstance(cursor, str) else None
         if match is None:
             raise ValueError(f"after must be the cursor of a page that was read, not {cursor!r:.80}")
-        epoch, horizon, place = match.groups()
-        return cls(int(epoch), horizon, None if place is None else int(place))
+        space, horizon, place = match.groups()
+        return cls(int(space), horizon, None if place is None else int(place))
 
     def __str__(self) -> str:
         rest = "" if self.after_place is None else f"/{self.after_horizon}/{self.after_place}"
-        return f"{self.epoch}{rest}"
+        return f"{self.space}{rest}"
 
 
 def parse_page(cursor: LogCursor, rows: Sequence[Row]) -> LogPage:
-    """The page after ``cursor``. CursorExpired when the cursor is from another epoch of the database.
+    """The page after ``cursor``. CursorExpired when the database has not got the row that was read last.
 
-    The statement returns at least one row, so that the epoch is known; a row whose key is null carries only the epoch.
+    The first row of the answer has no key: it says that, and the space.
     """
-    epoch = rows[-1]["epoch"]
-    if cursor.epoch not in (None, epoch):
-        raise CursorExpired(f"{cursor} is from before a failover or a restore: read the log from the beginning")
-    entry_rows = [row for row in rows if row["key"] is not None]
+    head, *entry_rows = rows
+    if head["expired"]:
+        raise CursorExpired(
+            f"{cursor} is from another copy of this log, or from before a restore: read from the beginning"
+        )
     entries = [entry for row in entry_rows for entry in parse_entries(row["key"], row["entries"])]
     if not entry_rows:
-        return LogPage(entries, str(cursor._replace(epoch=epoch)))
+        return LogPage(entries, str(cursor._replace(space=head["space"])))
     last = entry_rows[-1]
-    return LogPage(entries, str(LogCursor(epoch, str(last["horizon"]), last["place"])))
+    return LogPage(entries, str(LogCursor(head["space"], str(last["horizon"]), last["place"])))
 
 
 # Pointers that users keep: ``number:hash``

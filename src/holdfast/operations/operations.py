@@ -359,7 +359,7 @@ class Operations:
     def read(self, after: str | None = None, *, limit: int = 500) -> LogPage:
         """Entries of all operations, ``after`` the cursor of the page before or from the beginning, in an order that is
         stable although transactions commit out of order: entries that an open transaction may still precede are held
-        back. CursorExpired after a failover or a restore: read from the beginning."""
+        back. CursorExpired after a restore that lost the page's last entry: read from the beginning."""
         cursor = LogCursor.parse(after)
         rows = self._engine.call("wal_read", {**cursor._asdict(), "limit": check_limit(limit)})
         return parse_page(cursor, rows)

@@ -79,7 +79,7 @@ select * from holdfast.wal_chains(array(select key from holdfast.wal_latest(:lim
 select key from holdfast.wal_find(:hash)
 
 -- name: wal_read
-select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :limit::int)
+select space, expired, horizon::text, place, key, entries from holdfast.wal_read(:space::bigint, :after_horizon::xid8, :after_place::bigint, :limit::int)
 
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)

@@ -167,9 +167,11 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
 select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :hash || '"]' or substr(entries, 1, 67) = '["' || :hash || '"' limit 1;
 
 -- name: wal_read
--- There is one writer at a time, so the order of the rows is that of the commits.
-select 0 as epoch, 0 as horizon, w.id as place, w.idem_key as key, w.entries
-  from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :limit) w order by w.id;
+-- There is one writer at a time, so the order of the rows is that of the commits. The first row says whether the cursor has expired.
+select 0 as space, :after_place is not null and not exists (select 1 from holdfast_wal where id = :after_place)
+       and not exists (select 1 from holdfast_wal_archived where place = :after_place) as expired, 0 as horizon, null as place, null as key, null as entries
+union all
+select * from (select null, 0, 0, id, idem_key, entries from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :limit);
 
 -- name: wal_archive.done
 select 'archived' as state where exists (select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :pointer);
@@ -185,6 +187,9 @@ select 'unpublished' as state where exists (select 1 from holdfast_outbox where 
 
 -- name: wal_archive.pointer
 update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
+
+-- name: wal_archive.places
+insert into holdfast_wal_archived select id from holdfast_wal where idem_key = :key and number < :number;
 
 -- name: wal_archive.entries
 delete from holdfast_wal where idem_key = :key and number < :number;

@@ -106,10 +106,9 @@ def _not_archivable(run: Run, key: str, expected: str, pointer: str, **_: Any) -
 
 @call(answer=_not_archivable)
 def wal_archive(run: Run, key: str, pointer: str, number: int, entries: str, **_: Any) -> Rows:
-    """Insert before the delete, so that the highest rowid stays: SQLite would reuse it, and cursors would skip the new
-    row."""
     run("wal_archive.pointer", key=key, pointer=pointer)
     run("operation.entries", key=key, number=number, entries=entries)
+    run("wal_archive.places", key=key, number=number)
     run("wal_archive.entries", key=key, number=number)
     run("wal_archive.outbox", key=key)
     return [{"state": "archived"}]

@@ -24,9 +24,9 @@ from tests.conftest import MAJORS, fresh, migrated, server
 
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
-    "bloat", "clock", "connection", "connection_check", "connections", "idle_timeouts", "keepalives", "lock_table",
-    "operation_log", "pooler", "primary", "privileges", "replica_identity", "schema", "snapshots", "statement_timeouts",
-    "synchronous", "version",
+    "bloat", "clock", "connection", "connection_check", "connections", "fences", "idle_timeouts", "keepalives",
+    "lock_table", "operation_log", "pooler", "primary", "privileges", "replica_identity", "schema", "snapshots",
+    "statement_timeouts", "synchronous", "version",
 }  # fmt: skip
 
 Findings = dict[str, dict[str, Any]]
@@ -282,7 +282,7 @@ def test_it_reads_well_in_a_pipe_and_on_a_narrow_terminal(postgres_url: str) -> 
     lines = invoke(*words).stdout.splitlines()
     assert len(lines) == len(CHECKS) + 2, "a line a finding, one for the remedy, and the summary"
     assert [line.split()[1] for line in lines if line.startswith("warn ")] == ["keepalives"]
-    assert lines[-1].endswith(": 17 ok, 1 warn")
+    assert lines[-1].endswith(": 18 ok, 1 warn")
     for columns in (40, 30, 20):
         narrow = invoke(*words, COLUMNS=str(columns)).stdout
         assert max(map(len, narrow.splitlines())) <= columns

@@ -55,6 +55,7 @@ WELL: dict[str, Any] = {
         {"name": "beat", **TABLE}, {"name": "lease", **TABLE}, {"name": "wal", **TABLE, "bytes": 0, "dead": 0}
     ],
     "schema_applied": [{"version": 1}, {"version": 2}],
+    "examine_fences": [{"name": "fence", "seconds": 59.9}, {"name": "version", "seconds": -3600.0}],
 }  # fmt: skip
 FILE = {
     "version": "3.40.1", "exists": True, "writable": True, "folder": "/srv", "folder_exists": True,
@@ -67,6 +68,7 @@ WELL_FILE: dict[str, Any] = {
     "examine_journal": [{"mode": "wal"}],
     "examine_integrity": [],
     "schema_applied": [{"version": 2}],
+    "examine_fences": [{"name": "fence", "seconds": -0.5}],
     "write_lock": [{"error": None, "seconds": 0.001}],
 }
 
@@ -118,6 +120,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("connection_check", "warn", {"settings": {"client_connection_check_interval": "0"}}, "is 0"),
     ("connection_check", "ok", {"settings": {"client_connection_check_interval": "0"}, **POOLED}, "pooler"),
     ("connection_check", "unseen", {"connection": {"refused": "read-only"}}, "session"),
+    ("fences", "warn", {"examine_fences": {"seconds": 120.5}}, "the next fence is 2.01 min ahead of the clock"),
     ("lock_table", "warn", {"examine_locks": {"used": 3201}}, "3201 of about 6400"),
     ("lock_table", "fail", {"examine_locks": {"used": 5760}}, "5760"),
     ("lock_table", "ok", {"examine_locks": {"used": 3201}, "settings": {"max_prepared_transactions": "100"}}, "12800"),
@@ -176,6 +179,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("operation_log", "ok", {"examine_tables": LOG, "session_open": {"in_recovery": True}}, "a copy of it"),
 ]  # fmt: skip
 FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("fences", "warn", {"examine_fences": {"seconds": 7200.0}}, "the next fence is 2 h ahead of the clock"),
     ("connection", "fail", {"connection": {"error": "file is not a database"}}, "not a database"),
     ("connection", "ok", {"file": {"exists": False}}, "first use"),
     ("version", "fail", {"file": {"version": "3.37.2"}}, "3.37.2"),

@@ -234,7 +234,7 @@ def test_a_fence_drawn_before_the_row_was_ours_is_drawn_again(postgres_url: str)
         acquiring = pool.submit(lambda: after.execute(acquire).fetchall())
         waits = f"select 1 from pg_stat_activity where pid = {after.info.backend_pid} and wait_event_type = 'Lock'"
         eventually(lambda: query(postgres_url, waits), "it has drawn, and waits for the row")
-        [[earlier]] = before.execute("select holdfast.next_fence()").fetchall()
+        [[earlier]] = before.execute("select holdfast.draw('holdfast.fence')").fetchall()
         before.execute("delete from holdfast.lease where name = 'a'")
         before.commit()
         [[fence]] = acquiring.result(PATIENCE)

@@ -51,13 +51,15 @@ def test_a_look_does_not_read_again_what_was_told_while_an_old_transaction_stays
         with psycopg.connect(postgres_url) as mine:
             mine.execute("set local enable_seqscan = off")  # which for so few it would do
             rows = mine.execute(
-                "select id from holdfast.object_changes(%(epoch)s, %(since)s, null, null, null, 500, false)", asked
+                "select id from holdfast.object_changes("
+                "%(space)s, %(since)s, %(newest)s, null, null, null, null, 500, false)",
+                asked,
             ).fetchall()
             [read] = mine.execute(
                 "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'object_change'"
             ).fetchall()
         assert rows == [("new",), ("old",), (None,)]
-        assert read == (2,)
+        assert read == (4,), "two changes, and the newest of either snapshot"
 
 
 def test_a_write_in_a_session_whose_triggers_are_off_is_told(postgres_url: str) -> None:
@@ -317,15 +319,21 @@ def test_a_cursor_of_a_time_that_the_database_has_not_seen_is_expired(postgres_u
     """It is another database, or one that was set back to an earlier state: what comes is not what came after it, and
     nothing at all would be returned until as much has happened here as there."""
     with holdfast.Client(postgres_url) as client:
-        epoch, _, snapshot = client.objects.cursor().partition("/")
+        space, snapshot, _ = client.objects.cursor().split("/")
         ahead = int(snapshot.split(":")[1]) + 1000
         client.objects.put_if("box", "b-1", 1, MustCreate())
         with pytest.raises(holdfast.CursorExpired):
-            client.objects.watch(since=f"{epoch}/{ahead}:{ahead}:").next(timeout=0)
+            client.objects.watch(since=f"{space}/{ahead}:{ahead}:/").next(timeout=0)
 
 
 def test_a_cursor_says_the_same_when_it_is_read_back() -> None:
-    for text, dialect in (("17", "sqlite"), ("1/5:9:6,7", "postgres"), ("1/5:9:6,7/8:12:10/1099511627780", "postgres")):
+    inside = "1/5:9:6,7/4.27798.0f/8:12:10/27799/10.27799.a0b1c2d3"
+    for text, dialect in (
+        ("17", "sqlite"),
+        ("1/5:9:6,7/", "postgres"),
+        ("1/5:9:6,7/4.27798.0", "postgres"),
+        (inside, "postgres"),
+    ):
         assert str(Position.parse(text, dialect)) == text
 
 

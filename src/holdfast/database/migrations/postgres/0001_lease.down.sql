@@ -22,14 +22,21 @@ drop function holdfast.lease_end(holdfast.lease, text, boolean, text, text);
 drop function holdfast.wake(text);
 drop function holdfast.waiters_name(text);
 drop function holdfast.check_name(text, text);
-drop function holdfast.next_fence();
-drop function holdfast.check_epoch();
-drop function holdfast.timeline();
+drop function holdfast.fence_ahead();
+drop function holdfast.fence_raise(bigint);
+drop function holdfast.current_space();
+drop table holdfast.space;
+drop function holdfast.random_space();
+drop function holdfast.draw(regclass);
+drop function holdfast.raise_number(regclass);
+drop function holdfast.clock_number();
+drop function holdfast.server_life();
+drop function holdfast.copy_id();
 drop table holdfast.history;
 drop function holdfast.history_trim();
 drop table holdfast.lease;
 drop table holdfast.beat;
-drop sequence holdfast.fence;
+drop sequence holdfast.fence, holdfast.version, holdfast.place, holdfast.raised_for;
 drop table holdfast.schema_version;
 -- Drop the schema only if the migration created it, and only if it holds no foreign objects.
 do $$

@@ -2,8 +2,9 @@
 -- check that makes the database itself refuse a superseded holder.
 --
 -- Lock rules that every function here follows:
---   * an acquire never waits: it uses SKIP LOCKED on lease and beat, and a try-lock before the INSERT of a free name. If it
---     gets no lock, it returns "busy" and the caller retries soon;
+--   * an acquire waits for no transaction: it uses SKIP LOCKED on lease and beat, and a try-lock before the INSERT of a free name. If it
+--     gets no lock, it returns "busy" and the caller retries soon. It may wait for a session that raises the numbers (see
+--     raise_number), which takes microseconds and waits for nothing;
 --   * a function that waits for both rows locks the lease before the beat (renew, release, force_release); a takeover locks
 --     the beat first, but with SKIP LOCKED;
 --   * a heartbeat writes only the beat row, a protected transaction locks only the lease row: they never block each other;
@@ -24,18 +25,20 @@ create table holdfast.schema_version (
     applied_at timestamptz not null default clock_timestamp()
 );
 
--- CACHE stays 1: with cached values, a later acquire in another session could get a lower fence.
-create sequence holdfast.fence as bigint maxvalue 1099511627775 no cycle cache 1;
+-- Numbers that only rise: fences, versions of objects, places in the log of operations. They count microseconds since 2026, so that a
+-- number drawn after any restore is higher than all numbers that the restore has lost: see holdfast.draw.
+-- CACHE stays 1: with cached values, a later draw in another session could get a lower number.
+create sequence holdfast.fence as bigint no cycle cache 1;
+create sequence holdfast.version as bigint no cycle cache 1;
+create sequence holdfast.place as bigint no cycle cache 1;
+-- The server_life() for which the three were raised. A sequence, because every session sees setval at once and no rollback undoes it.
+create sequence holdfast.raised_for as bigint minvalue -9223372036854775808 no cycle cache 1;
 
+-- Never updated: the xmin of its row tells a restored dump from the data that was dumped.
 create table holdfast.meta (
     one        boolean primary key default true check (one),
-    epoch_base bigint not null default 0 check (epoch_base >= 0),
-    timeline   bigint not null,
-    cluster    bigint not null,
-    home       oid not null,
     our_schema boolean not null
 );
-comment on column holdfast.meta.home is 'the oid of this table; restoring a dump changes it, even in the same cluster';
 comment on column holdfast.meta.our_schema is 'the migration created the schema and drops it last; false for an existing schema and for "public"';
 
 -- Every heartbeat updates a row in place: the low fillfactor allows HOT updates, and vacuum runs early.
@@ -103,51 +106,157 @@ create unlogged table holdfast.commit_check (
     token uuid not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
--- The WAL timeline, from the name of the current WAL file: pg_control_checkpoint() is stale right after a promotion.
-create function holdfast.timeline() returns bigint
-language sql volatile set search_path = pg_catalog, pg_temp as $$
-    select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
-$$;
-
 -- The schema is ours if this transaction created it.
-insert into holdfast.meta (timeline, cluster, home, our_schema)
-select holdfast.timeline(), c.system_identifier, 'holdfast.meta'::regclass,
-       n.xmin = pg_current_xact_id()::xid and n.nspname <> 'public'
-  from pg_catalog.pg_control_system() c, pg_catalog.pg_namespace n where n.nspname = 'holdfast';
+insert into holdfast.meta (our_schema)
+select n.xmin = pg_current_xact_id()::xid and n.nspname <> 'public' from pg_catalog.pg_namespace n where n.nspname = 'holdfast';
 
--- The high bits of the next fence. They rise with the timeline (a failover may lose the last commits, and with them the
--- state of the sequence) and, after a dump is restored here or into another cluster, with the stored epoch.
-create function holdfast.check_epoch() returns bigint
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-    t bigint := holdfast.timeline();
-    c bigint := (select system_identifier from pg_control_system());
-    e bigint;
+-- Identifies this copy of the data. A restored dump has another, because the row of meta has another xmin; a copied database, because
+-- the path of a file contains the database's oid. A restart, a failover and a physical backup keep it.
+create function holdfast.copy_id() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.meta m
-       set epoch_base = m.epoch_base + case when m.cluster <> c or m.home <> 'holdfast.meta'::regclass or m.timeline > t
-                                            then greatest(m.timeline - t, 0) + 1 else 0 end,
-           timeline = t, cluster = c, home = 'holdfast.meta'::regclass
-     where m.timeline <> t or m.cluster <> c or m.home <> 'holdfast.meta'::regclass;
-    select m.epoch_base + t into strict e from holdfast.meta m;
-    return e;
+    return coalesce((select hash_record_extended(row(pg_relation_filepath('holdfast.raised_for'), m.xmin), 0) from holdfast.meta m), 0);
 end $$;
 
--- Never with synchronous_commit = off, even if the role or database sets it: after a crash the same fence would be issued again.
-create function holdfast.next_fence() returns bigint
+-- Identifies this copy of the data and the start of the server. Every restore changes it: a physical one needs a start.
+create function holdfast.server_life() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return (select hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
+              from holdfast.meta m);
+end $$;
+
+create function holdfast.clock_number() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000;
+end $$;
+
+-- Raise the sequences before the first draw of a server life, or one sequence that is a second behind the clock; then draw.
+--   * A number was at most 60 s ahead of the clock when it was drawn, and only because the sequences were raised by 60 s then. Every
+--     later raise is higher, whatever it restored, unless its clock is behind. Where the clock was set back, 60 s above the
+--     restored number are more than can have been drawn since.
+--   * While raised_for is not this life, no session draws without the lock. In the same life a sequence is set only if it is a second
+--     behind: no session that passed the check of draw() can have drawn that far before setval. So setval never lowers a sequence.
+--   * The lock is released by rolling back the subtransaction: at once, although the caller's transaction goes on, and also after an
+--     error or a cancellation. No rollback undoes setval.
+create function holdfast.raise_number(counter regclass) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-    t bigint := holdfast.timeline();
-    m record;
-    epoch bigint;
+    life bigint;
+    clock bigint;
+    n bigint;
+begin
+    begin
+        perform pg_advisory_xact_lock(hashtext('holdfast.raise'), 0);
+        life := holdfast.server_life();
+        clock := holdfast.clock_number();
+        if (select r.last_value from holdfast.raised_for r) is distinct from life then
+            perform setval(s.name, case when s.last < clock + 60000000 then clock + 60000000 else s.last + 60000000 end)
+               from (select 'holdfast.fence'::regclass as name, f.last_value as last from holdfast.fence f
+                     union all select 'holdfast.version', v.last_value from holdfast.version v
+                     union all select 'holdfast.place', p.last_value from holdfast.place p) s;
+            perform setval('holdfast.raised_for', life);
+        elsif coalesce(pg_sequence_last_value(counter), 0) < clock - 1000000 then
+            perform setval(counter, clock);
+        end if;
+        n := nextval(counter);
+        raise exception 'release the lock' using errcode = 'HF000';
+    exception when sqlstate 'HF000' then
+        null;
+    end;
+    return n;
+end $$;
+
+-- The next number of a sequence. It is drawn before the check: a restore that resets the sequence in between is noticed.
+-- Never with synchronous_commit = off, even if the role or database sets it: after a crash the same number would be issued again.
+create function holdfast.draw(counter regclass) returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    n bigint := nextval(counter);
 begin
     if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
-    select * into strict m from holdfast.meta;
-    epoch := m.epoch_base + t;
-    if m.timeline <> t or m.home <> 'holdfast.meta'::regclass then
-        epoch := holdfast.check_epoch();
+    -- hot: server_life() and clock_number(), inlined
+    if n >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000 and (
+           select r.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
+             from holdfast.meta m, holdfast.raised_for r) then
+        return n;
     end if;
-    return (epoch << 40) | nextval('holdfast.fence');
+    return holdfast.raise_number(counter);
+end $$;
+
+-- The space of cursors: they hold transaction ids, which mean nothing in another copy of the data.
+create table holdfast.space (
+    one  boolean primary key default true check (one),
+    id   bigint not null,
+    copy bigint not null
+);
+comment on column holdfast.space.copy is 'the copy_id() of this space; where it differs, a new space begins';
+
+create function holdfast.random_space() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return hashtextextended(gen_random_uuid()::text, 0) & 288230376151711743;  -- at most 18 digits
+end $$;
+
+insert into holdfast.space (id, copy) values (holdfast.random_space(), holdfast.copy_id());
+
+-- The current space. The first call in another copy of the data begins a new one; triggers on the update then adapt what holds
+-- transaction ids. Other callers wait for its commit. 0 in a read-only transaction that would have to begin one.
+create function holdfast.current_space() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    here bigint := holdfast.copy_id();
+    space bigint;
+begin
+    select s.id into space from holdfast.space s where s.copy = here;
+    if not found and current_setting('transaction_read_only') = 'on' then
+        return 0;
+    elsif not found then
+        update holdfast.space s set id = holdfast.random_space(), copy = here where s.copy <> here;
+        select s.id into space from holdfast.space s;
+    end if;
+    return space;
+end $$;
+
+-- For operators: raise fences, versions and places to 60 s ahead of the clock and, if it is given, above "above". Returns the highest.
+create function holdfast.fence_raise(above bigint default null) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    target bigint;
+begin
+    if above not between 0 and 1152921504606846975 then
+        raise exception 'above must be between 0 and 2^60 - 1, not %', above using errcode = 'invalid_parameter_value';
+    end if;
+    perform holdfast.draw('holdfast.fence');
+    begin
+        perform pg_advisory_xact_lock(hashtext('holdfast.raise'), 0);
+        target := greatest(holdfast.clock_number() + 60000000, above);
+        -- Other sessions draw meanwhile, but not 60,000,000 numbers.
+        perform setval(s.name, greatest(target, s.last + 60000000))
+           from (select 'holdfast.fence'::regclass as name, f.last_value as last from holdfast.fence f
+                 union all select 'holdfast.version', v.last_value from holdfast.version v
+                 union all select 'holdfast.place', p.last_value from holdfast.place p) s
+          where s.last < target;
+        target := (select f.last_value from holdfast.fence f);
+        raise exception 'release the lock' using errcode = 'HF000';
+    exception when sqlstate 'HF000' then
+        null;
+    end;
+    if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
+    return target;
+end $$;
+
+-- How many seconds each sequence is ahead of the clock. Up to 60 are normal after a start.
+create function holdfast.fence_ahead() returns table (name text, seconds double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    clock bigint := holdfast.clock_number();
+begin
+    return query select s.name, (s.last - clock) / 1000000.0::double precision
+      from (select 'fence' as name, f.last_value as last from holdfast.fence f
+            union all select 'version', v.last_value from holdfast.version v
+            union all select 'place', p.last_value from holdfast.place p) s;
 end $$;
 
 create function holdfast.check_name(what text, value text) returns void
@@ -277,13 +386,13 @@ begin
         if not taken then
             -- Another session may have inserted this name without committing yet: the INSERT would wait for it.
             exit when not pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_acquire.name));
-            number := holdfast.next_fence();
+            number := holdfast.draw('holdfast.fence');
             insert into holdfast.lease as l values (lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep)
                 on conflict do nothing;
             continue when not found;
             -- The row is ours. If another fence was drawn since ours, its holder may have had and released this name: draw again.
-            if pg_sequence_last_value('holdfast.fence'::regclass) <> (number & 1099511627775) then
-                number := holdfast.next_fence();
+            if pg_sequence_last_value('holdfast.fence'::regclass) <> number then
+                number := nextval('holdfast.fence');
                 update holdfast.lease l set fence = number where l.name = lease_acquire.name;
             end if;
             status := 'acquired';
@@ -304,7 +413,7 @@ begin
                 continue;
             end if;
             status := case when r.dead or r.expired or gone then 'taken_over' else 'reentered' end;
-            number := holdfast.next_fence();
+            number := holdfast.draw('holdfast.fence');
             update holdfast.lease l set holder = lease_acquire.holder, beat = beat_id, token = want, fence = number,
                    acquired_at = clock_timestamp(), keep_until = keep, kept = false
              where l.name = lease_acquire.name;
@@ -422,7 +531,7 @@ begin
 end $$;
 
 -- The heartbeat. No row: the beat is lost for ever. After an error, retry until trust ends. A crash must not undo it, because
--- the holder relies on it: hence never synchronous_commit = off, as in next_fence.
+-- the holder relies on it: hence never synchronous_commit = off, as in draw.
 create function holdfast.beat_renew(beat uuid) returns table (generation bigint)
 language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -632,15 +741,17 @@ begin
     return f;
 end $$;
 
--- Called once per connection: returns the schema version, and raises the epoch if the cluster has changed.
+-- Called once per connection: returns the schema version, and begins a new space of cursors in another copy of the data.
 create function holdfast.hello() returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    perform holdfast.check_epoch();
+    perform holdfast.current_space();
     return (select max(version) from holdfast.schema_version);
 end $$;
 
-revoke all on function holdfast.history_trim(), holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(),
+revoke all on function holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
+    holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
+    holdfast.fence_raise(bigint), holdfast.fence_ahead(),
     holdfast.check_name(text, text), holdfast.waiters_name(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),

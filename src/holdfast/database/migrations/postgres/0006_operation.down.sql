@@ -21,5 +21,5 @@ drop table holdfast.outbox;
 drop table holdfast.wal_late;
 drop function holdfast.wal_late();
 drop table holdfast.wal;
-drop sequence holdfast.wal_place;
+drop function holdfast.wal_ready();
 drop table holdfast.idempotency_log;

@@ -44,17 +44,36 @@ create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operat
 -- ended when it was drawn. So no reader gets past a row that is not committed yet, and a row is readable as soon as it is
 -- committed. The place, drawn at the same time, orders rows of one horizon. A statement that is sent together with its
 -- COMMIT draws both itself; other rows wait for their COMMIT in wal_late.
-create sequence holdfast.wal_place;
 create table holdfast.wal (
     idem_key text collate "C" not null,
     number   int not null,
     at       timestamptz not null,
     entries  text not null,
     horizon  xid8 not null default greatest(pg_current_xact_id(), (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1)::text::xid8),
-    place    bigint not null default nextval('holdfast.wal_place'),
+    place    bigint not null default nextval('holdfast.place'),
     primary key (idem_key, number)
 );
 create index wal_order on holdfast.wal (horizon, place);
+
+-- Before rows of the log are written: their places rise, as fences do, and in another copy of the data the rows that are there
+-- have been renumbered. The rows then draw their places with nextval.
+create function holdfast.wal_ready() returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    -- hot: the check of draw(), inlined
+    perform from holdfast.meta m, holdfast.raised_for r, holdfast.place p, holdfast.space s
+      where p.last_value >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
+        and r.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
+        and s.copy = hash_record_extended(row(pg_relation_filepath('holdfast.raised_for'), m.xmin), 0);
+    if not found then
+        begin
+            perform holdfast.current_space();
+        exception when serialization_failure then
+            null;  -- under repeatable read: another transaction has begun the space since this one's snapshot was taken
+        end;
+        perform holdfast.draw('holdfast.place');
+    end if;
+end $$;
 
 -- Rows of a transaction that continues after them, until its COMMIT; also of a repeatable read or serializable transaction,
 -- whose snapshot does not show which transactions have ended since. The table itself is always empty.
@@ -213,6 +232,7 @@ begin
     if token is not null then
         perform holdfast.object_fence(owner, token);
     end if;
+    perform holdfast.wal_ready();
     if expected is null then
         insert into holdfast.idempotency_log
         values (key, pipeline, task, dataset, operation, status, result_hash, at, at, checksum, params_hash, pointer,
@@ -255,7 +275,9 @@ begin
             quote_literal(f[2])
             using errcode = 'HF003';
     end if;
-    if f[4] is null and f[19] is null and f[26] is null then  -- new and without events, as nearly all are: one statement is enough
+    if f[4] is null and f[19] is null and f[26] is null then
+        -- New and without events, as nearly all are: one statement is enough.
+        perform holdfast.wal_ready();
         with known as (
             insert into holdfast.idempotency_log
             values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
@@ -300,6 +322,7 @@ begin
         return;
     end if;
     perform holdfast.object_fence(operation_claim_many.owner, operation_claim_many.token);
+    perform holdfast.wal_ready();
     insert into holdfast.idempotency_log
     select a.key, a.pipeline, a.task, a.dataset, a.operation, 'partial', null, at, at, a.checksum, a.params_hash, a.pointer, a.fingerprint, null, 1,
            operation_claim_many.fence, null, null, a.label, operation_claim_many.owner, operation_claim_many.rollback, true, 0
@@ -336,6 +359,7 @@ declare
     written bigint;
 begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
+    perform holdfast.wal_ready();
     update holdfast.idempotency_log g
        set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at,
            wal_pointer = a.pointer,
@@ -500,7 +524,7 @@ revoke all on function holdfast.review_open(text, text, text, text, text, text),
 
 revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
-        bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_late(),
+        bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_ready(), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
     holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid),
     holdfast.operation_list(text, text, text, int), holdfast.operation_match(text, int), holdfast.operation_entries(text, int, int)

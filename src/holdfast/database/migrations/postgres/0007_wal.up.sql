@@ -62,24 +62,27 @@ begin
      where right(w.entries, 67) = '"' || hash || '"]' or left(w.entries, 67) = '["' || hash || '"' limit 1;
 end $$;
 
+-- Places of archived rows: a cursor that stands on one is still valid.
+create table holdfast.wal_archived (place bigint primary key);
+
 -- Entries in the order of the commits, which is the same for every reader. A row is returned only when no open transaction
--- can come before it. "after" is the end of the previous page; a cursor from before a failover or a restore is not valid, and
--- returns only the epoch.
-create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, max_rows int)
-returns table (epoch bigint, horizon xid8, place bigint, key text, entries text)
+-- can come before it. "after" is the last row of the previous page; the answer begins with a row without a key. expired: this
+-- database has not got that row, because it is another copy of the data or was set back.
+create function holdfast.wal_read(in_space bigint, after_horizon xid8, after_place bigint, max_rows int)
+returns table (space bigint, expired boolean, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
-declare
-    now_epoch bigint := holdfast.object_epoch();
 begin
-    if at_epoch is null or at_epoch = now_epoch then
-        return query select now_epoch, w.horizon, w.place, w.idem_key, w.entries from holdfast.wal w
+    space := holdfast.current_space();
+    expired := coalesce(in_space, space) is distinct from space or after_place is not null
+        and not exists (select from holdfast.wal w where (w.horizon, w.place) = (after_horizon, after_place))
+        and not exists (select from holdfast.wal_archived a where a.place = after_place);
+    return next;
+    if not expired then
+        return query select null::bigint, false, w.horizon, w.place, w.idem_key, w.entries from holdfast.wal w
          where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
            and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
          order by w.horizon, w.place limit max_rows;
-    end if;
-    if not found then
-        return query select now_epoch, null::xid8, null::bigint, null::text, null::text;
     end if;
 end $$;
 
@@ -90,10 +93,10 @@ begin
     update holdfast.wal w set horizon = '0', place = o.place
       from (select x.idem_key, x.number, row_number() over (order by x.horizon, x.place) as place from holdfast.wal x) o
      where w.idem_key = o.idem_key and w.number = o.number;
+    delete from holdfast.wal_archived;
     return null;
 end $$;
-create trigger wal_settle after update on holdfast.meta for each row
-    when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.wal_settle();
+create trigger wal_settle after update on holdfast.space for each row execute function holdfast.wal_settle();
 
 -- Delete expired results. The operation stays done, and the hash of its result stays.
 create function holdfast.operation_expire(max_rows int, out gone int)

@@ -1,5 +1,5 @@
 delete from holdfast.schema_version where version = 8;
-drop trigger relay_settle on holdfast.meta;
+drop trigger relay_settle on holdfast.space;
 drop function holdfast.relay_read(xid8, bigint, int), holdfast.relay_open(text, text, uuid),
     holdfast.relay_begin(text, text, uuid, text),
     holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text, text), holdfast.relay_list(),

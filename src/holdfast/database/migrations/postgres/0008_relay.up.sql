@@ -81,7 +81,8 @@ begin
     update holdfast.relay r set tries = relay_begin.tries where r.name = relay_begin.name;
 end $$;
 
--- Move the cursor: everything up to it is published or parked. ended: [[key, attempt], …] whose outbox is fully published;
+-- Move the cursor: everything up to it is published or parked. moved: false if the relay was removed, or if the database was set
+-- back meanwhile and has lost the row at the cursor. ended: [[key, attempt], …] whose outbox is fully published;
 -- parked: [[id, key, event, problem, tries], …]; freed: ids of parked events that the sink accepted. problem: why the relay is stuck.
 create function holdfast.relay_move(name text, lease text, token uuid, fence bigint, horizon xid8, place bigint, told bigint, ended text, parked text,
     freed text, problem text, tries text, taken text, out moved boolean)
@@ -93,8 +94,12 @@ begin
            moved_at = case when (r.horizon, r.place) = (relay_move.horizon, relay_move.place) then r.moved_at else clock_timestamp() end,
            problem = relay_move.problem, tries = relay_move.tries, taken = coalesce(relay_move.taken, r.taken),
            since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
-     where r.name = relay_move.name;
+     where r.name = relay_move.name and ((r.horizon, r.place) = (relay_move.horizon, relay_move.place)
+           or exists (select from holdfast.wal w where (w.horizon, w.place) = (relay_move.horizon, relay_move.place)));
     moved := found;
+    if not moved then
+        return;
+    end if;
     update holdfast.outbox o set published_at = clock_timestamp() from json_array_elements(ended::json) e
      where o.published_at is null and o.idem_key = e ->> 0 and o.attempt <= (e ->> 1)::int;
     delete from holdfast.parked p using json_array_elements_text(freed::json) f where p.relay = relay_move.name and p.id = f;
@@ -155,8 +160,7 @@ begin
     update holdfast.relay r set horizon = '0', place = (select count(*) from holdfast.wal w where (w.horizon, w.place) <= (r.horizon, r.place));
     return null;
 end $$;
-create trigger relay_settle after update on holdfast.meta for each row
-    when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.relay_settle();
+create trigger relay_settle after update on holdfast.space for each row execute function holdfast.relay_settle();
 
 -- Replace the chain of an operation by one row that says it is archived; the caller has stored the entries elsewhere.
 -- state: archived | unpublished (its lineage is not published yet) | changed (it is running, or "expected" is not its end).
@@ -166,6 +170,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     last holdfast.wal;
 begin
+    perform holdfast.wal_ready();
     update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
     if not found then  -- perhaps a repeated request whose first reply was lost
         state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer)
@@ -179,7 +184,8 @@ begin
         update holdfast.idempotency_log g set wal_pointer = expected where g.idem_key = key;
         state := 'unpublished';
     else
-        delete from holdfast.wal w where w.idem_key = key;
+        with gone as (delete from holdfast.wal w where w.idem_key = key returning w.place)
+        insert into holdfast.wal_archived select g.place from gone g;
         delete from holdfast.outbox o where o.idem_key = key;
         insert into holdfast.wal values (key, number, clock_timestamp(), entries);
         state := 'archived';

@@ -7,7 +7,10 @@ create table holdfast_schema_version (
     applied_at real not null default ((julianday('now') - 2440587.5) * 86400.0)
 );
 
--- WAL mode may lose the last commits when the machine goes down: after a new boot, fences start above all lost ones.
+-- Fences, versions and places of the log are at least the clock, in microseconds since 2026. So they rise although WAL mode may lose the
+-- last commits when the machine goes down, and although the file may be replaced by an older copy.
+create view holdfast_clock as select cast(((julianday('now') - 2440587.5) * 86400.0 - 1767225600) * 1000000 as integer) as micros;
+
 create table holdfast_fence (one integer primary key check (one = 1), last integer not null, boot text);
 insert into holdfast_fence values (1, 0, null);
 

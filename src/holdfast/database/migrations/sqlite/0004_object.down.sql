@@ -1,4 +1,4 @@
-drop view holdfast_object_place;
+drop view holdfast_object_next;
 drop table holdfast_object_change;
 drop table holdfast_object;
 drop table holdfast_object_version;

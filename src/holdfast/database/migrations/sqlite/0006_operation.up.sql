@@ -38,6 +38,9 @@ create table holdfast_wal (
     entries  text not null,
     unique (idem_key, number)
 );
+create trigger holdfast_wal_place after insert on holdfast_wal when new.id < (select micros from holdfast_clock) begin
+    update holdfast_wal set id = (select micros from holdfast_clock) where id = new.id
+    ; end;
 
 create table holdfast_outbox (
     id           integer primary key,
