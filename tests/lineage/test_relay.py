@@ -241,3 +241,18 @@ def test_importing_the_package_imports_no_sink_and_no_driver() -> None:
         "assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", look], check=True, timeout=240)
+
+
+def test_the_cursor_does_not_move_to_a_row_that_a_restore_has_lost(either: str) -> None:
+    """The relay would skip what is written after the restore."""
+    prefix = "holdfast_" if either.startswith("sqlite") else "holdfast."
+
+    class SetBack:
+        def publish(self, events: Any) -> None:
+            query(either, f"delete from {prefix}wal")
+
+    with holdfast.Client(either) as client:
+        client.operation("lost").run(lambda: 1)
+        with pytest.raises(holdfast.SinkDown, match="set back"):
+            client.relay("catalogue", SetBack()).step()
+        assert query(either, f"select place, told from {prefix}relay") == [(0, 0)]

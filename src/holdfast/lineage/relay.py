@@ -249,7 +249,8 @@ class RelayPass:
         self._clear()
         if row["state"] == "gone":
             raise SinkDown(
-                f"relay {self._terms.name!r} was removed in the meantime: it starts again from the beginning"
+                f"relay {self._terms.name!r} was removed, or its database set back, in the meantime: "
+                "it reads its cursor again"
             )
 
     def _call(self, statement: str, parameters: Row) -> Row:

@@ -248,7 +248,8 @@ class AsyncRelayPass:
         self._clear()
         if row["state"] == "gone":
             raise SinkDown(
-                f"relay {self._terms.name!r} was removed in the meantime: it starts again from the beginning"
+                f"relay {self._terms.name!r} was removed, or its database set back, in the meantime: "
+                "it reads its cursor again"
             )
 
     async def _call(self, statement: str, parameters: Row) -> Row:

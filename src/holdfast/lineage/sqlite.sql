@@ -23,7 +23,7 @@ select 'done' as state, 0 as horizon, place, tries, taken, coalesce({now} - (sel
 update holdfast_relay set tries = :tries where name = :name;
 
 -- name: relay_move.relay
-select 1 from holdfast_relay where name = :name;
+select 1 from holdfast_relay where name = :name and (place = :place or exists (select 1 from holdfast_wal where id = :place));
 
 -- name: relay_move.cursor
 update holdfast_relay set moved_at = case when place = :place then moved_at else {now} end, place = :place, told = told + :told, fence = :fence,

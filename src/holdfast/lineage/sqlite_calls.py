@@ -26,10 +26,11 @@ def relay_begin(run: Run, name: str, tries: str, **_: Any) -> Rows:
     return [{"state": "begun"}]
 
 
-def _not_movable(run: Run, name: str, lease: str, token: str, **_: Any) -> Rows:
+def _not_movable(run: Run, name: str, lease: str, token: str, place: int, **_: Any) -> Rows:
+    """``gone``: the relay was removed, or an older copy of the file has lost the row at the cursor."""
     if fenced := _fenced(run, name, lease, token):
         return fenced
-    return [] if run("relay_move.relay", name=name) else [{"state": "gone"}]
+    return [] if run("relay_move.relay", name=name, place=place) else [{"state": "gone"}]
 
 
 @call(answer=_not_movable)
