@@ -103,7 +103,7 @@ proctype nemesis() {
     :: d_step { kills < KILLS && calling[KEEPER(0)] -> kills++; end_transaction(KEEPER(0)); broken[KEEPER(0)] = true }
 #endif
 #ifdef FAILOVERS
-    :: timeline == 1 ->
+    :: life == 1 ->
         d_step {        /* the last state that reached the standby */
             for (i : 0 .. BEATS - 1) {
                 replica_beat[i].row = beat[i].row; replica_beat[i].dead = beat[i].dead
@@ -115,8 +115,8 @@ proctype nemesis() {
             }
             replica_sequence = sequence; i = 0
         };
-        d_step {        /* promotion: a new timeline; sessions and locks are lost */
-            timeline++;
+        d_step {        /* promotion: a new life; sessions and locks are lost */
+            life++;
             for (i : 0 .. BEATS - 1) {
                 beat[i].row = replica_beat[i].row; beat[i].dead = replica_beat[i].dead; beat[i].lock = UNLOCKED;
                 replica_beat[i].row = false; replica_beat[i].dead = false

@@ -68,7 +68,7 @@ typedef Lease {
 Beat beat[BEATS];
 Lease lease[NAMES];
 byte sequence;
-byte timeline = 1;
+byte life = 1;              /* the life of the server: each raises the sequence before its first draw */
 
 #ifdef NEMESIS
 bool calling[SESSIONS];
@@ -122,14 +122,14 @@ inline end_transaction(s) {
     i = 0
 }
 
-/* (epoch << 40) | nextval('holdfast.fence'). A rollback does not undo nextval. */
+/* holdfast.draw: raised by the clock in each life of the server, then nextval. A rollback undoes neither. */
 inline next_fence() {
     sequence++;
     assert(sequence < 16);
 #ifdef FENCE_RESTARTS
-    number = sequence       /* without the timeline, a failover that lost the last commits issues a fence twice */
+    number = sequence       /* without the raise, a failover that lost the last commits issues a fence twice */
 #else
-    number = timeline * 16 + sequence
+    number = life * 16 + sequence
 #endif
 }
 
@@ -165,7 +165,7 @@ inline lease_acquire(s, n, id) {
         :: else -> step = commit
         fi }
     :: d_step { step == draw ->
-        /* number := next_fence() */
+        /* number := draw(fence) */
         next_fence(); step = insert }
     :: atomic { step == insert && !written(n) ->
         /* insert … on conflict do nothing. It waits for a DELETE of that name that is about to commit. */
@@ -174,7 +174,7 @@ inline lease_acquire(s, n, id) {
         :: else -> step = look_up
         fi }
     :: d_step { step == redraw ->
-        /* if pg_sequence_last_value(…) <> number then number := next_fence() */
+        /* if pg_sequence_last_value(…) <> number then number := draw(fence) */
 #ifndef NO_REDRAW
         if :: sequence != (number & 15) -> next_fence() :: else fi;
 #endif
@@ -201,7 +201,7 @@ inline lease_acquire(s, n, id) {
         :: else -> step = look_up                   /* busy: the beat stays dead, even if this acquire gives up */
         fi }
     :: d_step { step == draw_again ->
-        /* number := next_fence() */
+        /* number := draw(fence) */
         next_fence(); step = commit }
     :: atomic { step == commit ->
         d_step {
