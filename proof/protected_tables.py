@@ -9,6 +9,7 @@ TABLES = (
     "create index proof_write_name on proof_write (name, fence)",
     "create table proof_effect (name text not null, value text not null)",
 )
+EFFECT = "insert into proof_effect (name, value) values (?, ?)"
 WRITE = "insert into proof_write (name, fence, key) values (?, ?, ?)"
 TAKE_OVER = (
     "insert into proof_takeover (name, fence, older, newest) values (?, ?,"

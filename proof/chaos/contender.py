@@ -239,7 +239,7 @@ def _abandoned() -> Iterator[list[None]]:
         stop()
 
 
-def _crash(*_: object) -> None:
+def crash(*_: object) -> None:
     """An unexpected exception ends the whole process, and fails the run."""
     traceback.print_exc()
     os._exit(CRASHED)
@@ -247,7 +247,7 @@ def _crash(*_: object) -> None:
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    threading.excepthook = _crash
+    threading.excepthook = crash
     over, forks = threading.Event(), threading.Event()
     signal.signal(signal.SIGURG, lambda *_: forks.set())
     try:
@@ -261,7 +261,7 @@ def main() -> None:
             for thread in threads:
                 thread.join()
     except BaseException:
-        _crash()
+        crash()
 
 
 if __name__ == "__main__":

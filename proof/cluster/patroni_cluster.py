@@ -1,0 +1,110 @@
+"""Three nodes under Patroni with a synchronous standby, and one etcd."""
+
+import json
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from holdfast.testing import server_folder
+from holdfast.testing.binaries import find
+from holdfast.testing.faults import Clock
+from holdfast.testing.resource import Resource
+from holdfast.testing.server import until
+from proof.cluster.etcd import Etcd
+from proof.cluster.node import PatroniNode
+
+PATIENCE = 180.0
+"""Seconds for a cluster to become whole. One that does not is reported as an error of the run, not as a violation."""
+
+
+class Member(NamedTuple):
+    """What Patroni reports of a node."""
+
+    role: str
+    state: str
+    lag: int | None
+
+
+class PatroniCluster(Resource):
+    """``with_clocks``: each node has a clock of its own, which can be stepped; needs libfaketime."""
+
+    def __init__(self, *, with_clocks: bool) -> None:
+        self._resources = ExitStack()
+        self.clocks: dict[str, Clock] = {}
+        self.nodes: dict[str, PatroniNode] = {}
+        try:
+            etcd, binaries = self._resources.enter_context(Etcd()), find()
+            for name in ("node1", "node2", "node3"):
+                if with_clocks:
+                    self.clocks[name] = self._resources.enter_context(Clock())
+                environment = self.clocks[name].environment if with_clocks else {}
+                node = PatroniNode(name, binaries, etcd.port, environment)
+                self.nodes[name] = self._resources.enter_context(node)
+            first, *others = self.nodes.values()
+            server_folder.create_data(binaries, first.data)
+            first.start()
+            until(lambda: self.leader() is not None, what=f"{first.name} leads", timeout=PATIENCE)
+            for node in others:  # now, because a node without data and without a leader would run initdb
+                node.start()
+            self.wait_whole()
+        except TimeoutError as error:
+            logs = self.logs()
+            self.close()
+            raise TimeoutError(f"{error}\n{logs}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def url(self, database: str) -> str:
+        """The URL that names all nodes. The client finds the one that accepts writes."""
+        hosts = ",".join(node.address for node in self.nodes.values())
+        return f"postgresql://postgres@{hosts}/{database}?target_session_attrs=read-write"
+
+    def members(self, *, without: str | None = None) -> dict[str, Member]:
+        """As the first node reports that can reach etcd; empty if none can. ``without``: do not ask this node."""
+        for node in (node for node in self.nodes.values() if node.name != without):
+            answer = node.call("GET", "/cluster") if node.running else None
+            if answer is not None and answer[0] == 200:
+                return {each["name"]: _member(each) for each in json.loads(answer[1])["members"]}
+        return {}
+
+    def leader(self) -> str | None:
+        """The node that leads and accepts writes."""
+        return _leader(self.members())
+
+    def successor(self, name: str) -> str | None:
+        """The node that leads in the place of ``name``, as the others report."""
+        leader = _leader(self.members(without=name))
+        return None if leader == name else leader
+
+    def is_whole(self) -> bool:
+        """Whether one node leads, and the others follow it, one of them synchronously."""
+        states = sorted((each.role, each.state) for each in self.members().values())
+        return states == [("leader", "running"), ("replica", "streaming"), ("sync_standby", "streaming")]
+
+    def wait_whole(self) -> None:
+        until(self.is_whole, what="the cluster is whole", timeout=PATIENCE)
+
+    def switch_over(self) -> None:
+        """Ask Patroni to move the leader to its synchronous standby. Returns when it says that this was done."""
+        leader = self.leader()
+        if leader is None:
+            raise RuntimeError(f"no node leads: {self.members()}")
+        answer = self.nodes[leader].call("POST", "/switchover", {"leader": leader}, timeout=PATIENCE)
+        if answer is None or answer[0] != 200:
+            raise RuntimeError(f"Patroni refused to switch over from {leader}: {answer}")
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {node.name}\n{node.log()}" for node in self.nodes.values())
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+def _leader(members: dict[str, Member]) -> str | None:
+    leaders = (name for name, each in members.items() if (each.role, each.state) == ("leader", "running"))
+    return next(leaders, None)
+
+
+def _member(fields: dict[str, Any]) -> Member:
+    lag = fields.get("lag")
+    return Member(fields["role"], fields["state"], lag if isinstance(lag, int) else None)
