@@ -20,7 +20,7 @@ from holdfast.testing.server import until
 from holdfast.testing.standstill import Standstill
 from proof import protected_tables
 from proof.cluster.node import Cut
-from proof.cluster.patroni_cluster import PATIENCE, PatroniCluster
+from proof.cluster.patroni_cluster import PATIENCE, PatroniCluster, wait_for
 from proof.cluster.verdicts import FinalState
 from proof.cluster.worker import (
     ELECTOR,
@@ -148,11 +148,7 @@ class ClusterRun:
         self._record.info("fault", fault=kind, phase="begin")
         with fault(name) as (detail, leader_leaves):
             if leader_leaves:
-                until(
-                    lambda: self._cluster.successor(name) is not None,
-                    what=f"{name} is succeeded after {kind}",
-                    timeout=PATIENCE,
-                )
+                wait_for(lambda: self._cluster.successor(name) is not None, what=f"{name} is succeeded after {kind}")
                 new_leader = now() - began
                 self._wait_acknowledged(kind)
             else:
@@ -248,7 +244,7 @@ class ClusterRun:
             ("all shards are held", self._all_shards_are_held),
             ("the elector's lease is held", lambda: self._client.leases.get(ELECTOR) is not None),
         ):
-            until(lambda: _is_answered_true(condition), what=f"{what} {when}", timeout=PATIENCE)  # noqa: B023
+            wait_for(lambda: _is_answered_true(condition), what=f"{what} {when}")  # noqa: B023
         self._wait_acknowledged(when)
         self._check_workers()
 
@@ -298,10 +294,8 @@ class ClusterRun:
             if process.stdin is not None:
                 process.stdin.close()
         names = [f"worker-{number}" for number in range(1, _WORKERS + 1)]
-        until(
-            lambda: all(quiet_file(str(self._folder), name).exists() for name in names),
-            what="the workers are quiet",
-            timeout=PATIENCE,
+        wait_for(
+            lambda: all(quiet_file(str(self._folder), name).exists() for name in names), what="the workers are quiet"
         )
 
     def _end_workers(self) -> list[int]:
