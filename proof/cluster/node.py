@@ -127,7 +127,8 @@ class PatroniNode(Resource):
         finally:
             connection.close()
 
-    def log(self, lines: int = 40) -> str:
+    def log(self, lines: int = 1_000_000) -> str:
+        """The last lines of the log of Patroni and PostgreSQL."""
         with suppress(FileNotFoundError):
             return "\n".join((self._folder / "log").read_text(errors="replace").splitlines()[-lines:])
         return ""

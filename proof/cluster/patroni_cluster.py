@@ -4,33 +4,24 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.testing import server_folder
 from holdfast.testing.binaries import find
 from holdfast.testing.faults import Clock
+from holdfast.testing.history import now
 from holdfast.testing.resource import Resource
-from holdfast.testing.server import until
+from holdfast.testing.standstill import Standstill
 from proof.cluster.etcd import Etcd
 from proof.cluster.node import PatroniNode
 
 PATIENCE = 180.0
-"""Seconds for a cluster to become whole. One that does not is reported as an error of the run, not as a violation."""
+"""Seconds for a cluster to become whole, without the time in which the machine stood still. A cluster that does not is
+reported as an error of the run, not as a violation."""
 
 
 _POLL = 0.1
-
-
-def wait_for(condition: Callable[[], bool], *, what: str) -> None:
-    """Like ``until``, but asks less often: each answer of Patroni costs the cluster milliseconds of CPU."""
-
-    def is_true() -> bool:
-        if condition():
-            return True
-        time.sleep(_POLL)
-        return False
-
-    until(is_true, what=what, timeout=PATIENCE)
+"""Seconds between two questions: each answer of Patroni costs the cluster milliseconds of CPU."""
 
 
 class Member(NamedTuple):
@@ -38,13 +29,13 @@ class Member(NamedTuple):
 
     role: str
     state: str
-    lag: int | None
 
 
 class PatroniCluster(Resource):
     """``with_clocks``: each node has a clock of its own, which can be stepped; needs libfaketime."""
 
-    def __init__(self, *, with_clocks: bool) -> None:
+    def __init__(self, standstill: Standstill, *, with_clocks: bool) -> None:
+        self._standstill = standstill
         self._resources = ExitStack()
         self.clocks: dict[str, Clock] = {}
         self.nodes: dict[str, PatroniNode] = {}
@@ -59,7 +50,7 @@ class PatroniCluster(Resource):
             first, *others = self.nodes.values()
             server_folder.create_data(binaries, first.data)
             first.start()
-            wait_for(lambda: self.leader() is not None, what=f"{first.name} leads")
+            self.wait_leader()
             for node in others:  # now, because a node without data and without a leader would run initdb
                 node.start()
             self.wait_whole()
@@ -81,12 +72,32 @@ class PatroniCluster(Resource):
         for node in (node for node in self.nodes.values() if node.name != without):
             answer = node.call("GET", "/cluster") if node.running else None
             if answer is not None and answer[0] == 200:
-                return {each["name"]: _member(each) for each in json.loads(answer[1])["members"]}
+                return {each["name"]: Member(each["role"], each["state"]) for each in json.loads(answer[1])["members"]}
         return {}
+
+    def wait_for(self, condition: Callable[[], bool], *, what: str) -> None:
+        """Raises TimeoutError that names ``what``."""
+        started = now()
+        while not condition():
+            if now() - started - self._standstill.seconds(started) > PATIENCE:
+                raise TimeoutError(f"{what}: not within {PATIENCE:g} s; {self.members()}")
+            time.sleep(_POLL)
 
     def leader(self) -> str | None:
         """The node that leads and accepts writes."""
         return _leader(self.members())
+
+    def wait_leader(self) -> str:
+        """Raises TimeoutError if no node becomes leader."""
+        leaders: list[str] = []
+
+        def has_leader() -> bool:
+            leader = self.leader()
+            leaders.extend([] if leader is None else [leader])
+            return bool(leaders)
+
+        self.wait_for(has_leader, what="a node leads")
+        return leaders[0]
 
     def successor(self, name: str) -> str | None:
         """The node that leads in the place of ``name``, as the others report."""
@@ -99,19 +110,16 @@ class PatroniCluster(Resource):
         return states == [("leader", "running"), ("replica", "streaming"), ("sync_standby", "streaming")]
 
     def wait_whole(self) -> None:
-        wait_for(self.is_whole, what="the cluster is whole")
+        self.wait_for(self.is_whole, what="the cluster is whole")
 
-    def switch_over(self) -> None:
-        """Ask Patroni to move the leader to its synchronous standby. Returns when it says that this was done."""
-        leader = self.leader()
-        if leader is None:
-            raise RuntimeError(f"no node leads: {self.members()}")
-        answer = self.nodes[leader].call("POST", "/switchover", {"leader": leader}, timeout=PATIENCE)
-        if answer is None or answer[0] != 200:
-            raise RuntimeError(f"Patroni refused to switch over from {leader}: {answer}")
+    def switch_over(self, name: str) -> bool:
+        """Ask Patroni to move the leader from ``name`` to its synchronous standby. Returns whether another node leads:
+        Patroni refuses while no standby is synchronous."""
+        answer = self.nodes[name].call("POST", "/switchover", {"leader": name}, timeout=PATIENCE)
+        return (answer is not None and answer[0] == 200) or self.successor(name) is not None
 
     def logs(self) -> str:
-        return "\n".join(f"--- {node.name}\n{node.log()}" for node in self.nodes.values())
+        return "\n".join(f"--- {node.name}\n{node.log(40)}" for node in self.nodes.values())
 
     def close(self) -> None:
         self._resources.close()
@@ -120,8 +128,3 @@ class PatroniCluster(Resource):
 def _leader(members: dict[str, Member]) -> str | None:
     leaders = (name for name, each in members.items() if (each.role, each.state) == ("leader", "running"))
     return next(leaders, None)
-
-
-def _member(fields: dict[str, Any]) -> Member:
-    lag = fields.get("lag")
-    return Member(fields["role"], fields["state"], lag if isinstance(lag, int) else None)

@@ -16,11 +16,10 @@ import holdfast
 from holdfast.testing.fake_driver import FakeDriver
 from holdfast.testing.faults import faketime
 from holdfast.testing.history import DatabaseRows, Recorder, now, read, write_database
-from holdfast.testing.server import until
 from holdfast.testing.standstill import Standstill
 from proof import protected_tables
 from proof.cluster.node import Cut
-from proof.cluster.patroni_cluster import PATIENCE, PatroniCluster, wait_for
+from proof.cluster.patroni_cluster import PATIENCE, PatroniCluster
 from proof.cluster.verdicts import FinalState
 from proof.cluster.worker import (
     ELECTOR,
@@ -111,7 +110,10 @@ class ClusterRun:
     def _start(self) -> None:
         self.standstill = self._resources.enter_context(Standstill())
         self._record = self._resources.enter_context(Recorder(self._history, "nemesis"))
-        self._cluster = self._resources.enter_context(PatroniCluster(with_clocks=not self._sane_clocks))
+        self._cluster = self._resources.enter_context(
+            PatroniCluster(self.standstill, with_clocks=not self._sane_clocks)
+        )
+        self._resources.callback(self._store_logs)
         self.started = now()
         self._execute(f"create database {DATABASE}", database="postgres")
         self._url = self._cluster.url(DATABASE)
@@ -137,9 +139,7 @@ class ClusterRun:
     def fail(self, kind: str) -> FaultRecord:
         """Cause a fault of the leader at a random moment. Raises TimeoutError if the cluster does not become whole."""
         time.sleep(self._random.uniform(0, self._ttl / 2))
-        name = self._cluster.leader()
-        if name is None:
-            raise RuntimeError(f"no node leads: {self._cluster.members()}")
+        name = self._cluster.wait_leader()
         fault: Callable[[str], Any] = getattr(self, f"_{kind}")
         new_leader: float | None = None
         for id in self._random.sample(_SANDBOXES, 2):
@@ -148,7 +148,9 @@ class ClusterRun:
         self._record.info("fault", fault=kind, phase="begin")
         with fault(name) as (detail, leader_leaves):
             if leader_leaves:
-                wait_for(lambda: self._cluster.successor(name) is not None, what=f"{name} is succeeded after {kind}")
+                self._cluster.wait_for(
+                    lambda: self._cluster.successor(name) is not None, what=f"{name} is succeeded after {kind}"
+                )
                 new_leader = now() - began
                 self._wait_acknowledged(kind)
             else:
@@ -222,7 +224,7 @@ class ClusterRun:
 
     @contextmanager
     def _switchover(self, name: str) -> Iterator[tuple[str, bool]]:
-        self._cluster.switch_over()
+        self._cluster.wait_for(lambda: self._cluster.switch_over(name), what=f"{name} is switched over")
         yield "requested", True
 
     @contextmanager
@@ -244,7 +246,7 @@ class ClusterRun:
             ("all shards are held", self._all_shards_are_held),
             ("the elector's lease is held", lambda: self._client.leases.get(ELECTOR) is not None),
         ):
-            wait_for(lambda: _is_answered_true(condition), what=f"{what} {when}")  # noqa: B023
+            self._cluster.wait_for(lambda: _is_answered_true(condition), what=f"{what} {when}")  # noqa: B023
         self._wait_acknowledged(when)
         self._check_workers()
 
@@ -252,7 +254,7 @@ class ClusterRun:
         """Until a write is acknowledged that began later than now. A write in flight may have begun before."""
         for _ in range(2):
             count = len(self._acknowledged)
-            until(lambda: len(self._acknowledged) > count, what=f"a write is acknowledged {when}", timeout=PATIENCE)  # noqa: B023
+            self._cluster.wait_for(lambda: len(self._acknowledged) > count, what=f"a write is acknowledged {when}")  # noqa: B023
 
     def _disagreeing(self) -> list[str]:
         records = {each.id: each.payload.get("status", {}) for each in self._client.objects.list(SANDBOX, limit=1000)}
@@ -269,6 +271,11 @@ class ClusterRun:
     def _longest_pause(self, began: float, ended: float) -> float:
         times = [at for at in list(self._acknowledged) if at <= ended]
         return max((after - max(before, began) for before, after in pairwise(times) if after > began), default=0.0)
+
+    def _store_logs(self) -> None:
+        """Keep the logs of the nodes beside the history: their folders are removed."""
+        for node in self._cluster.nodes.values():
+            (self._folder / f"{node.name}.log").write_text(node.log())
 
     # Workers
 
@@ -294,7 +301,7 @@ class ClusterRun:
             if process.stdin is not None:
                 process.stdin.close()
         names = [f"worker-{number}" for number in range(1, _WORKERS + 1)]
-        wait_for(
+        self._cluster.wait_for(
             lambda: all(quiet_file(str(self._folder), name).exists() for name in names), what="the workers are quiet"
         )
 
