@@ -66,6 +66,10 @@ torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
 	@exec $(BIN)/python -m proof.succession $(ARGS)
 
+.PHONY: cluster
+cluster: $(STAMP) ## Take the leader of a Patroni cluster away, and check that no promise is broken (ARGS="--times 100")
+	@exec $(BIN)/python -m proof.cluster $(ARGS)
+
 .PHONY: storm
 storm: $(STAMP) ## Run 400 operations in 16 processes that are killed and stopped: one effect, one result each (minutes)
 	@HOLDFAST_STORM=1 HOLDFAST_INTERRUPT_STRIDE=1 exec $(BIN)/python -m pytest \
