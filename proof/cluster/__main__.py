@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
+
+from holdfast import HoldfastError
 from holdfast.testing.history import now
 from proof.argument_types import count, seconds
 from proof.cluster import etcd, report
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report_progress(f"the leader fails {options.times} times, seed {seed}: {', '.join(kinds)}")
         try:
             outcome = run(folder, seed, options.times, kinds, options.ttl)
-        except (TimeoutError, RuntimeError) as error:
+        except (TimeoutError, RuntimeError, HoldfastError, psycopg.Error) as error:
             _report_progress(f"could not be finished: {error}")
             return 3
         (folder / "report.json").write_text(report.as_json(outcome))

@@ -246,9 +246,15 @@ class ClusterRun:
             ("all shards are held", self._all_shards_are_held),
             ("the elector's lease is held", lambda: self._client.leases.get(ELECTOR) is not None),
         ):
-            self._cluster.wait_for(lambda: _is_answered_true(condition), what=f"{what} {when}")  # noqa: B023
+            self._cluster.wait_for(lambda: self._is_answered_true(condition), what=f"{what} {when}")  # noqa: B023
         self._wait_acknowledged(when)
+
+    def _is_answered_true(self, condition: Callable[[], bool]) -> bool:
+        """False, too, while the database does not answer. Raises RuntimeError if a worker has ended."""
         self._check_workers()
+        with suppress(holdfast.EngineError):
+            return condition()
+        return False
 
     def _wait_acknowledged(self, when: str) -> None:
         """Until a write is acknowledged that began later than now. A write in flight may have begun before."""
@@ -370,10 +376,3 @@ class ClusterRun:
         with psycopg.connect(self._cluster.url(database), autocommit=True, connect_timeout=10) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
-
-
-def _is_answered_true(condition: Callable[[], bool]) -> bool:
-    """False, too, while the database does not answer."""
-    with suppress(holdfast.EngineError):
-        return condition()
-    return False

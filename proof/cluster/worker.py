@@ -118,24 +118,32 @@ class Worker:
         LeaseHolder(work, 1, self._client, self._over).run()
 
     def _hold_shards(self) -> None:
+        """Join again after an error: to join, the database has to answer."""
         record, choice = self._recorder("shards"), self._random("shards")
         tables = Tables(self._job.url, choice, sane_clocks=self._job.sane_clocks)
-        with self._client.shards(SHARDS, SHARD_COUNT, ttl=self._job.ttl, holder=self._job.worker) as shards:
-            keys = {shards.shard_of(f"key-{number}"): f"key-{number}" for number in range(SHARD_COUNT * 20)}
-            begun: dict[str, int] = {}
-            while not self._over.wait(choice.uniform(0.1, 0.3)):
-                grant = shards.grant_for(choice.choice(list(keys.values())))
-                if grant is None:
-                    continue
-                if begun.get(grant.name) != grant.fence:
-                    with record.invoke("takeover", grant.name, grant.fence) as call:
-                        if not tables.take_over(grant, call):
-                            continue
-                    begun[grant.name] = grant.fence
+        while not self._over.is_set():
+            with (
+                suppress(holdfast.EngineError),
+                self._client.shards(SHARDS, SHARD_COUNT, ttl=self._job.ttl, holder=self._job.worker) as shards,
+            ):
+                self._write_to_shards(shards, tables, record, choice)
+        tables.close()
+
+    def _write_to_shards(self, shards: Any, tables: Tables, record: Recorder, choice: random.Random) -> None:
+        keys = {shards.shard_of(f"key-{number}"): f"key-{number}" for number in range(SHARD_COUNT * 20)}
+        begun: dict[int, bool] = {}
+        """By fence: whether its takeover was acknowledged. It is tried once: one without an answer may be stored."""
+        while not self._over.wait(choice.uniform(0.1, 0.3)):
+            grant = shards.grant_for(choice.choice(list(keys.values())))
+            if grant is None:
+                continue
+            if grant.fence not in begun:
+                with record.invoke("takeover", grant.name, grant.fence) as call:
+                    begun[grant.fence] = tables.take_over(grant, call)
+            if begun[grant.fence]:
                 key = uuid4().hex
                 with record.invoke("write", grant.name, grant.fence, key=key) as call:
                     tables.write(grant, key, call, 0.0)
-        tables.close()
 
     def _lead(self) -> None:
         """The acquire is recorded when the worker becomes a candidate, and completed when it leads."""
