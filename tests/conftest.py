@@ -21,6 +21,7 @@ from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.server_folder import temporary_folder
 from holdfast.testing.sync_facade import EventLoopThread, SyncFacade
 from tests.children import close_query_connection
+from tests.poor_postgres import emptied_poor_postgres, without_listen
 
 # The same examples in every run: a failure is never a matter of luck.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
@@ -138,6 +139,9 @@ def emptied(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """On each engine, a database without leases and objects: that one, or a new file."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'app.db'}"
+    if request.param == "poor":
+        poor: str = request.getfixturevalue("poor_url")
+        return poor
     with psycopg.connect(shared(request.param), autocommit=True) as database:
         tables = ("lease", "beat", "history", "object", "object_change")
         database.execute(f"truncate {', '.join(f'holdfast.{table}' for table in tables)}".encode())
@@ -156,6 +160,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def postgres_url() -> str:
     """A fresh, migrated database on the newest PostgreSQL."""
     return for_one_test()
+
+
+@pytest.fixture
+def poor_url(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty, migrated database on a PostgreSQL that refuses LISTEN and session locks (``tests.poor_postgres``)."""
+    without_listen(monkeypatch)
+    return emptied_poor_postgres()
 
 
 @pytest.fixture

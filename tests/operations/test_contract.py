@@ -19,3 +19,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 class TestOperation(OperationContract):
     pass
+
+
+@pytest.mark.parametrize("connect", ["sync"], indirect=True)
+class TestOperationOnAPoorServer(OperationContract):
+    @pytest.fixture
+    def url(self, poor_url: str) -> str:
+        return poor_url
