@@ -36,13 +36,25 @@ do $$ declare f regprocedure; begin
     end loop;
 end $$
 """
+STUBS = """
+do $$ declare f pg_proc; begin
+    for f in select * from pg_proc
+              where pronamespace = 'pg_catalog'::regnamespace and proname ~ '^pg_(try_)?advisory_' loop
+        execute format('alter function %s rename to %I', f.oid::regprocedure, 'real_' || f.proname);
+        execute format('create function pg_catalog.%I(%s) returns %s language sql as %L', f.proname,
+                       pg_get_function_identity_arguments(f.oid), f.prorettype::regtype,
+                       case f.prorettype when 'void'::regtype then 'select' else 'select true' end);
+    end loop;
+end $$
+"""
+"""Replaces every advisory lock of a database by a function that locks nothing and answers true, as CockroachDB's do."""
 UNSUPPORTED = "do 'begin raise feature_not_supported using message = ''LISTEN is not supported''; end'"
 
 
 def tenant(url: str, *refused: str) -> str:
     """The empty database of a superuser's URL as the poor role sees it, without the functions ``refused``."""
     with psycopg.connect(url, autocommit=True) as database:
-        if not database.execute("select from pg_roles where rolname = %s", (ROLE,)).fetchone():
+        if database.execute("select rolname from pg_roles where rolname = %s", (ROLE,)).fetchone() is None:
             database.execute(f"create role {ROLE} login".encode())
             known = "select name from pg_settings where name = any (%s)"
             for (name,) in database.execute(known, (list(TIMEOUTS),)).fetchall():
@@ -59,6 +71,19 @@ def poor_postgres() -> str:
     from tests.conftest import server
 
     url = tenant(server().database(), *REFUSED)
+    with holdfast.Client(url) as client:
+        client.migrate()
+    return url
+
+
+@cache
+def stub_postgres() -> str:
+    """A migrated database in which advisory locks lock nothing."""
+    from tests.conftest import server
+
+    url = server().database()
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(STUBS.encode())
     with holdfast.Client(url) as client:
         client.migrate()
     return url

@@ -16,6 +16,7 @@ import holdfast
 from holdfast.testing.lease_contract import refused_after_waiting
 from holdfast.testing.server import until
 from tests.conftest import MAJORS, NEWEST, for_one_test, server
+from tests.poor_postgres import tenant
 
 Connect = Callable[..., Any]
 TABLES = [
@@ -232,7 +233,8 @@ def test_a_role_that_may_only_use_the_schema_has_nothing_to_migrate(postgres_url
         execute(postgres_url, "insert into holdfast.schema_version (version, name) values (99, 'later')")
         with pytest.raises(holdfast.SchemaMismatch, match="upgrade holdfast"):
             client.migrate()
-    with holdfast.Client(role(server().database())) as nobody, pytest.raises(holdfast.EngineError, match=words):
+    missing = r"GRANT CREATE ON DATABASE test_\w+ TO …, or CREATE SCHEMA holdfast AUTHORIZATION …; else run 'hold"
+    with holdfast.Client(role(server().database())) as nobody, pytest.raises(holdfast.EngineError, match=missing):
         nobody.migrate()
 
 
@@ -325,3 +327,30 @@ def test_what_a_process_says_of_itself_is_bounded(postgres_url: str) -> None:
         with suppress(psycopg.Error):
             sql.execute(f"select status from holdfast.lease_acquire('x', 'A', 30, process => {boast})".encode())
         assert sql.execute("select max(length(label)) > 200 from holdfast.beat").fetchone() != (True,)
+
+
+def test_a_refused_function_of_the_server_is_the_one_to_grant(connect: Connect) -> None:
+    """To the role that migrates; then to the owner, whose rights the functions have, whoever calls them."""
+    url = server().database()
+    ours = tenant(url, "pg_advisory_xact_lock")
+    client = connect(ours)
+    with pytest.raises(
+        holdfast.EngineError, match=r"needs: GRANT EXECUTE ON FUNCTION pg_catalog\.pg_advisory_xact_lock TO"
+    ):
+        client.migrate()
+    execute(url, "grant execute on function pg_catalog.pg_advisory_xact_lock(bigint) to tenant")
+    client.migrate()
+    tenant(url, "pg_try_advisory_xact_lock")
+    with pytest.raises(holdfast.EngineError) as refused:
+        client.lease("import").acquire()
+    assert "GRANT EXECUTE ON FUNCTION pg_catalog.pg_try_advisory_xact_lock TO the owner of schema" in str(refused.value)
+    assert "GRANT USAGE" not in str(refused.value)
+
+
+def test_a_function_of_ours_that_was_revoked_is_the_one_to_grant(postgres_url: str) -> None:
+    ours = role(postgres_url, "grant usage on schema holdfast", "grant execute on function holdfast.hello")
+    with (
+        holdfast.Client(ours) as client,
+        pytest.raises(holdfast.EngineError, match=r"needs: GRANT EXECUTE ON FUNCTION holdfast\.lease_list TO …"),
+    ):
+        client.leases.list()

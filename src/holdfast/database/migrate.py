@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from holdfast.database.engine import DENIED, LOCKED, Engine, Session
-from holdfast.database.privileges import grants, migrate_command
+from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row
 from holdfast.database.statements import FOUNDATION, Migration, migrations, statements
 from holdfast.database.url import Database
@@ -118,12 +118,7 @@ class Migrations:
         except Refused as error:
             if error.sqlstate != DENIED:
                 raise
-            schema = self._database.schema
-            raise Refused(
-                f"{error}. Only the owner of schema {schema!r} may migrate it: run '{migrate_command(schema)}' as that "
-                f"role. Roles that use it need: {grants(schema)}",
-                DENIED,
-            ) from error
+            raise Refused(f"{error}. {migrate_remedy(self._database.schema, str(error))}", DENIED) from error
 
     def _refuse_newer(self, version: int) -> None:
         if version > self._engine.newest:

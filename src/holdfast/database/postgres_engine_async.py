@@ -45,5 +45,10 @@ class AsyncPostgresEngine(AsyncEngine):
                 f"schema {schema!r} in {self.database} is not complete: run '{migrate_command(schema)}' ({error})"
             )
         if error.sqlstate == DENIED:
-            return Refused(f"{error}. {remedy(schema, str(error))}", DENIED)
+            return Refused(f"{error}. {remedy(schema, str(error), _context(error))}", DENIED)
         return error
+
+
+def _context(error: Refused) -> str:
+    """The functions in which the server was, from the inside out."""
+    return str(getattr(getattr(error.__cause__, "diag", None), "context", None) or "")

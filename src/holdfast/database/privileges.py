@@ -18,6 +18,17 @@ FOR_OPERATORS = frozenset(
 """What changes the leases, locks or operations of others without their token, and the audit of that."""
 
 
+SESSION_LOCKS = tuple(
+    f"pg_catalog.{name}({arguments})"
+    for name in (
+        "pg_advisory_lock", "pg_advisory_lock_shared", "pg_try_advisory_lock", "pg_try_advisory_lock_shared",
+        "pg_advisory_unlock", "pg_advisory_unlock_shared",
+    )
+    for arguments in ("bigint", "int, int")
+)  # fmt: skip
+"""The server's own functions that locks and ``failover="session"`` call, and waiters do in order to be notified."""
+
+
 def migrate_command(schema: str) -> str:
     return f"holdfast {_option(schema)}migrate up"
 
@@ -27,12 +38,59 @@ def grants(schema: str) -> str:
     return f"GRANT USAGE ON SCHEMA {schema} TO …; and GRANT EXECUTE as 'holdfast {_option(schema)}doctor' says for it"
 
 
-def remedy(schema: str, refusal: str) -> str:
-    """The advice that fits a refusal by the server."""
+def remedy(schema: str, refusal: str, context: str = "") -> str:
+    """The advice that fits a refusal by the server: the GRANT that is missing, if the refusal names it.
+
+    ``context``: where it happened, as the server reports it. holdfast's SQL functions run with the rights of their
+    owner, so that what they are refused has to be granted to the owner.
+    """
     named = sorted(FOR_OPERATORS.intersection(re.findall(r"\w+", refusal)))
-    if not named:
+    if named:
+        return f"That is for operators: GRANT EXECUTE ON FUNCTION {schema}.{named[0]} TO …"
+    kind, name = _object(refusal)
+    if kind == "schema" and name != schema:
+        return f"The role needs: GRANT USAGE ON SCHEMA {name} TO …"
+    if kind != "function":
         return f"The role needs: {grants(schema)}"
-    return f"That is for operators: GRANT EXECUTE ON FUNCTION {schema}.{named[0]} TO …"
+    if name in _ours(schema):
+        return f"The role needs: GRANT EXECUTE ON FUNCTION {schema}.{name} TO …"
+    role = f"the owner of schema {schema!r}, whose rights its functions have" if f"{schema}." in context else "…"
+    return f"The role needs: GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO {role}"
+
+
+def migrate_remedy(schema: str, refusal: str) -> str:
+    """The advice for a role that was refused a migration."""
+    kind, name = _object(refusal)
+    if kind == "database":
+        return (
+            f"To migrate as this role: GRANT CREATE ON DATABASE {name} TO …, or CREATE SCHEMA {schema} AUTHORIZATION "
+            f"…; else run '{migrate_command(schema)}' as the role that is to own schema {schema!r}"
+        )
+    if kind == "function" and name not in _ours(schema):
+        return f"The role that migrates needs: GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO …"
+    return (
+        f"Only the owner of schema {schema!r} may migrate it: run '{migrate_command(schema)}' as that role. Roles that "
+        f"use it need: {grants(schema)}"
+    )
+
+
+def grant_execute(refusal: str) -> str:
+    """For a role that may not execute a function of the server itself: a sentence, or "" if the refusal names none."""
+    kind, name = _object(refusal)
+    return f"GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO … (all of them: 'holdfast doctor'); " * (kind == "function")
+
+
+def _object(refusal: str) -> tuple[str, str]:
+    """The kind and the name of the object in the server's message; empty when it is in another language."""
+    match = re.search(r'permission denied for (\w+) "?(\w+)', refusal)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def _ours(schema: str) -> frozenset[str]:
+    from holdfast.database.statements import statements
+
+    texts = (statement.sql for statement in statements("postgres", schema).values())
+    return frozenset(name for text in texts for name in re.findall(rf"\b{schema}\.(\w+)\(", text))
 
 
 def _option(schema: str) -> str:
