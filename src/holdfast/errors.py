@@ -17,7 +17,7 @@
     ├ KeyReused              the same key with another payload
     ├ PolicyDenied           a rule forbids it: a closed gate, no guard, no actor or reason, the policy of a dataset
     ├ SchemaMismatch         names the command to run
-    ├ SessionUnsafe          there is a pooler between the client and the server
+    ├ SessionUnsafe          a pooler or the server has no session in which a lock can live
     ├ DriverError            the driver of sandboxes refused, or could not be reached
     ├ SinkDown               the sink of a relay accepts nothing at present
     └ EngineError            the database driver's error is its __cause__
@@ -149,8 +149,8 @@ class SchemaMismatch(HoldfastError):
 
 
 class SessionUnsafe(HoldfastError):
-    """There is a connection pooler between the client and the server, so sessions cannot be used; or the direct URL
-    leads to another database."""
+    """Sessions cannot be used: there is a connection pooler between the client and the server, or the server has no
+    session locks for this role, or has such that exclude nobody; or the direct URL leads to another database."""
 
 
 class DriverError(HoldfastError):

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from holdfast.database.listener import Listener, Wake
+from holdfast.database.session_locks import require_session_locks
 from holdfast.database.sessions import Session, open_session
 from holdfast.database.url import Database
 from holdfast.errors import Busy, EngineError, HoldfastError, Refused, SessionUnsafe
@@ -351,6 +352,12 @@ class Background:
 
     def _lock_session_key(self, session: Session) -> None:
         key = SESSION_KEYS << 48 | int.from_bytes(os.urandom(6))
+        try:
+            if not session.pooled and self.database.dialect == "postgres":
+                require_session_locks(self.database, session, self.call_timeout())
+        except SessionUnsafe as error:
+            self.session_error = error
+            return
         if not session.pooled and session.hold(key, self.call_timeout()):
             self.session_key, self.session_error = key, None
         else:

@@ -2,8 +2,9 @@
 
 On PostgreSQL a release notifies only while there is a waiter, which shows itself by a shared advisory lock on the name,
 taken in the background session, which also listens. For a lease with ``failover="session"`` a second session queues for
-the key that the holder's session has locked; the server answers the moment that session is gone. On SQLite, and through
-a pooler, there is nothing to listen to, and the waiters' own polling has to do.
+the key that the holder's session has locked; the server answers the moment that session is gone. On SQLite, through a
+pooler, and where the server refuses LISTEN or session locks, there is nothing to listen to, and the waiters' own
+polling has to do.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
 
+from holdfast.database.session_locks import UNSUPPORTED
 from holdfast.database.sessions import Session, open_session
 from holdfast.database.url import Database
-from holdfast.errors import EngineError
+from holdfast.errors import EngineError, Refused
 from holdfast.runtime.clock import now
 from holdfast.runtime.log import logger
 
@@ -44,6 +46,8 @@ class Listener:
         """Sessions that queue for a session key."""
         self._ready_at = 0.0
         self._pause = 0.001
+        self._only_polls = False
+        """The server refuses what listening needs. Tried again in the next session."""
 
     def add(self, name: str, wake: Wake) -> None:
         with self._lock:
@@ -98,6 +102,7 @@ class Listener:
         """Wake everybody: a notification may have been lost with the session."""
         self._announced.clear()
         self._locked.clear()
+        self._only_polls = False
         with self._lock:
             for name in list(self._waiters):  # a copy: the garbage collector may end a watch at any moment
                 self.wake(name)
@@ -118,17 +123,27 @@ class Listener:
             wanted = [name for name in self._waiters if name not in self._announced]
             ended = [name for name in self._announced if name not in self._waiters]
         self._ready_at = 0.0
-        if session.pooled or session.fileno() is None:
-            self._announced = set(self._waiters)
-            self._holders.clear()
-            session.show_waiting(list(self._announced)[:MAX_NAMES])
+        if session.pooled or session.fileno() is None or self._only_polls:
+            self._leave_to_polling(session)
             return
         self._announced.difference_update(ended)
         if locked := [name for name in ended if name in self._locked]:
             self._locked.difference_update(locked)
             session.call("wait_end", {"names": locked}, timeout)
         if wanted:
-            self._announce(session, wanted, timeout)
+            try:
+                self._announce(session, wanted, timeout)
+            except Refused as error:
+                if error.sqlstate not in UNSUPPORTED:
+                    raise
+                log.debug("waiters on %s poll, because the server does not let them listen: %s", self._database, error)
+                self._only_polls = True
+                self._leave_to_polling(session)
+
+    def _leave_to_polling(self, session: Session) -> None:
+        self._announced = set(self._waiters)
+        self._holders.clear()
+        session.show_waiting(list(self._announced)[:MAX_NAMES])
 
     def _announce(self, session: Session, wanted: list[str], timeout: float) -> None:
         room = max(0, MAX_NAMES - len(self._locked))

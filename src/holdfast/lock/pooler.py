@@ -1,10 +1,9 @@
-"""Finds out whether something between us and the server hands sessions round. A lock lives in one."""
+"""Finds out whether a lock can live in a session: whether a pooler hands sessions round, and whether locks exclude."""
 
 from __future__ import annotations
 
-import secrets
-
 from holdfast.database.postgres import PostgresSession
+from holdfast.database.session_locks import check_session_locks
 from holdfast.database.url import Database
 from holdfast.errors import SessionUnsafe, Unanswered
 from holdfast.runtime.clock import now
@@ -18,15 +17,18 @@ _stay: set[Database] = set()
 
 def check_that_it_stays(database: Database, session: PostgresSession, deadline: float) -> int:
     """The pid of our server process. SessionUnsafe when two connections of ours, one of them in a transaction, share a
-    server session, or one of them moves to another: then a pooler hands sessions round."""
+    server session, or one of them moves to another: then a pooler hands sessions round. Also when the server gives both
+    of them the same lock."""
     [ours] = session.call("session_open", {}, deadline - now())
     if database not in _stay:
         other = PostgresSession.open(database, max(0.05, deadline - now()))
         try:
             moved = _moves(session, other) or _moves(other, session)
             [still] = session.call("session_open", {}, PROBE)
-            if not moved and database.same_as is not None:
-                _check_same(other, database.same_as, deadline)
+            if not moved:
+                key = check_session_locks(database, session, other, PROBE)
+                if database.same_as is not None:
+                    _check_same(database, key, database.same_as, deadline)
         except Unanswered as error:
             if session.pooled:  # kept waiting for the session that our own transaction is in
                 raise _unsafe(database) from error
@@ -49,11 +51,9 @@ def _moves(session: PostgresSession, other: PostgresSession) -> bool:
     return bool(before["pid"] != after["pid"] or during["pid"] == after["pid"])
 
 
-def _check_same(session: PostgresSession, pooled: Database, deadline: float) -> None:
-    """Is what we lock here locked there? Every other way to tell one database from another needs rights, or is true of
-    a copy as well."""
-    key = secrets.randbits(63)
-    session.hold(key, PROBE)
+def _check_same(direct: Database, key: int, pooled: Database, deadline: float) -> None:
+    """SessionUnsafe unless ``key``, which is locked here, is locked there. Every other way to tell one database from
+    another needs rights, or is true of a copy as well."""
     there = PostgresSession.open(pooled, max(0.05, deadline - now()))
     try:
         [free] = there.call("session_free", {"session_key": key}, PROBE)
@@ -61,7 +61,7 @@ def _check_same(session: PostgresSession, pooled: Database, deadline: float) -> 
         there.close()
     if free["done"]:
         raise SessionUnsafe(
-            f"lock_url leads to {session.database}, which is another database than {pooled}: locks taken there exclude "
+            f"lock_url leads to {direct}, which is another database than {pooled}: locks taken there exclude "
             "no client here. Give a direct URL of the same database"
         )
 
