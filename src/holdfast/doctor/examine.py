@@ -7,6 +7,7 @@ A fact that the role may not read is None. A database that does not answer is a 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +25,9 @@ _PROBE = 2.0
 """Seconds to wait for what a healthy database does at once: answer a second session, give the write lock."""
 _ABSENT = frozenset({"3F000", "42P01"})
 """SQLSTATEs: there is no such schema, or no such table."""
-_STATEMENTS = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables", "fences")
+_STATEMENTS = (
+    "provider", "settings", "locks", "connections", "replicas", "snapshots", "functions", "tables", "fences",
+)  # fmt: skip
 
 
 def examine(engine: Engine, timeout: float) -> Examination:
@@ -59,6 +62,7 @@ class _FactCollector:
             self.facts["clock"] = [clock := self._clock(session)]
             self.facts["connection"] = [{"error": None, "refused": refused, "round_trip": clock["round_trip"]}]
             self.facts["pooler"] = [{"pooled": session.pooled, "moved": self._is_moved(session)}]
+            self.facts["session_locks"] = self._session_locks(session)
             schema = self._engine.database.schema
             self._collect(session, "examine_role", {"schema": schema})
             for what in _STATEMENTS:
@@ -155,6 +159,26 @@ class _FactCollector:
         finally:
             other.close()
         return bool(after["pid"] != before["pid"] or after["pid"] == ours["pid"])
+
+    def _session_locks(self, session: Any) -> Fact | None:
+        """Whether a lock of one session is refused to another, or why the server lets this role take none. None behind
+        a pooler that moves connections, on a server that takes no writes, and when there is no second connection."""
+        [about], [connection] = self.facts["pooler"] or [], self.facts["connection"] or []
+        if about["moved"] is not False or connection["refused"] is not None:
+            return None
+        try:  # not for examination: of several hosts that could be another one
+            other = self._engine.connect(min(_PROBE, self._left()))
+        except EngineError:
+            return None
+        try:
+            key = {"session_key": secrets.randbits(63)}
+            [held] = other.call("session_hold", key, self._left())
+            [both] = session.call("session_hold", key, self._left())
+        except Refused as error:
+            return [{"refused": str(error), "exclude": False}]
+        finally:
+            other.close()
+        return [{"refused": None, "exclude": held["done"] and not both["done"]}]
 
     def _left(self) -> float:
         return max(0.01, self._deadline - now())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.database.privileges import FOR_OPERATORS
+from holdfast.database.privileges import FOR_OPERATORS, SESSION_LOCKS
 from holdfast.doctor.findings import (
     Check,
     Facts,
@@ -37,6 +37,15 @@ OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 DEAD_ROWS = 10_000
 PUBLISHABLE = frozenset({"idempotency_log", "wal", "outbox", "review", "audit", "relay", "parked"})
 """Tables of which a copy elsewhere is useful: logs, unlike leases, mean the same there."""
+_PROVIDERS = {
+    "alloydbsuperuser": "AlloyDB: connect directly for locks; its managed pooling is in transaction mode by default",
+    "azure_pg_admin": "Azure: connect to port 5432 for locks; port 6432 is PgBouncer",
+    "cloudsqlsuperuser": "Cloud SQL: connect directly for locks; its managed pooling is in transaction mode by default",
+    "neon_superuser": "Neon: each heartbeat is a query, so while a lease is held the compute does not scale to zero",
+    "rds_superuser": "Amazon RDS or Aurora: connect directly for locks; RDS Proxy shares sessions",
+    "supabase_admin": "Supabase: connect directly or to port 5432 for locks; port 6543 shares sessions",
+}
+"""What to know of a provider, by the role of its administrators."""
 _SERVER_KEEPALIVES = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
 _IDLE_TIMEOUTS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
 
@@ -103,6 +112,42 @@ def pooler(facts: Facts) -> Verdict:
     if about["moved"] is None:
         return ok("none noticed on one connection; the full test needs a second connection, which was refused")
     return ok("none: the sessions are our own")
+
+
+def session_locks(facts: Facts) -> Verdict:
+    if _is_pooled(facts) and facts.get("session_locks") is None:
+        return ok("does not apply behind a pooler that moves connections")
+    if not _is_configured(facts):
+        raise Unseen("this server gives no session to take a lock in (see the other findings)")
+    if facts.get("session_locks") is None:
+        raise Unseen("the test needs a second connection, which was refused")
+    about = row(facts, "session_locks")
+    if about["refused"] is not None:
+        role = _quoted(row(facts, "examine_role")["role"])
+        return warn(
+            f"the server lets this role take no session locks: {about['refused']}",
+            f"GRANT EXECUTE ON FUNCTION {', '.join(SESSION_LOCKS)} TO {role}; Without it locks and failover='session' "
+            "raise SessionUnsafe, and waiters poll. Leases, objects and operations work.",
+        )
+    if not about["exclude"]:
+        return fail(
+            "one lock was given to two sessions at once: the server's advisory locks lock nothing",
+            "Use a PostgreSQL server. Here locks and failover='session' raise SessionUnsafe, and operations that share "
+            "a lock do not exclude each other.",
+        )
+    return ok("a lock of one session is refused to another")
+
+
+def provider(facts: Facts) -> Verdict:
+    about = row(facts, "examine_provider")
+    if "CockroachDB" in about["version"]:
+        return fail(
+            "CockroachDB is not a PostgreSQL server: its session locks lock nothing",
+            "Use PostgreSQL, or SQLite on one machine.",
+        )
+    if about["role"] is None:
+        return ok("none recognised")
+    return ok(_PROVIDERS[about["role"]])
 
 
 def clock(facts: Facts) -> Verdict:
@@ -370,6 +415,8 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("version", version),
     ("primary", primary),
     ("pooler", pooler),
+    ("session_locks", session_locks),
+    ("provider", provider),
     ("clock", clock),
     ("keepalives", keepalives),
     ("connection_check", connection_check),
@@ -426,7 +473,11 @@ def _value(facts: Facts, name: str, column: str, default: str | None) -> str:
 
 def _grants(schema: str, role: str, missing: list[str]) -> str:
     """The statements that give a role the privileges of a worker, and no more."""
-    quoted = '"' + role.replace('"', '""') + '"'
+    quoted = _quoted(role)
     functions = ", ".join(f"{schema}.{name}" for name in missing)
     execute = f" GRANT EXECUTE ON FUNCTION {functions} TO {quoted};" if missing else ""
     return f"GRANT USAGE ON SCHEMA {schema} TO {quoted};{execute}"
+
+
+def _quoted(role: str) -> str:
+    return '"' + role.replace('"', '""') + '"'

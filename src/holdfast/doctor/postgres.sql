@@ -4,6 +4,13 @@ select current_user::text as role, to_regnamespace(:schema) is not null as there
        coalesce(has_schema_privilege(to_regnamespace(:schema)::oid, 'usage'), false) as usage,
        pg_has_role('pg_read_all_stats', 'usage') as sees_all
 
+-- name: examine_provider
+-- Providers are recognised by the role of their administrators, which every role may see.
+select version() as version,
+       (select min(rolname::text) from pg_roles
+         where rolname in ('rds_superuser', 'cloudsqlsuperuser', 'alloydbsuperuser', 'azure_pg_admin', 'neon_superuser', 'supabase_admin')
+       ) as role
+
 -- name: examine_settings
 select name, setting, reset_val from pg_settings
  where name in ('autovacuum', 'client_connection_check_interval', 'idle_in_transaction_session_timeout', 'idle_session_timeout',

@@ -21,13 +21,16 @@ from holdfast.testing.server import until
 from tests.children import PATIENCE
 from tests.cli.command import Finished, at, call, invoke, on_terminal, valid
 from tests.conftest import MAJORS, fresh, migrated, server
+from tests.poor_postgres import SESSION_LOCKS, stub_postgres, tenant
 
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
     "bloat", "clock", "connection", "connection_check", "connections", "fences", "idle_timeouts", "keepalives",
-    "lock_table", "operation_log", "pooler", "primary", "privileges", "replica_identity", "schema", "snapshots",
-    "statement_timeouts", "synchronous", "version",
+    "lock_table", "operation_log", "pooler", "primary", "privileges", "provider", "replica_identity", "schema",
+    "session_locks", "snapshots", "statement_timeouts", "synchronous", "version",
 }  # fmt: skip
+NO_SESSION = {"primary": "fail", "session_locks": "unseen", "keepalives": "unseen", "connection_check": "unseen"}
+"""Where nothing can be written."""
 
 Findings = dict[str, dict[str, Any]]
 
@@ -95,7 +98,7 @@ def test_read_only_by_default_fails_and_the_rest_is_told_all_the_same(postgres_u
     name = postgres_url.rpartition("/")[2]
     execute(postgres_url, f"alter database {name} set default_transaction_read_only = on")
     findings = doctor(postgres_url, code=1)
-    assert not_ok(findings) == {"primary": "fail", "keepalives": "unseen", "connection_check": "unseen"}
+    assert not_ok(findings) == NO_SESSION
     assert "default_transaction_read_only" in findings["primary"]["remedy"]
 
 
@@ -147,7 +150,7 @@ def test_a_synchronous_standby_makes_the_primary_well_and_is_none_itself(own: Po
     there = url.replace(f":{own.port}/", f":{standby.port}/")
     until(lambda: url.rpartition("/")[2] in str(standby.execute("select datname from pg_database")), what="it follows")
     findings = doctor(there, code=1)
-    assert not_ok(findings) == {"primary": "fail", "keepalives": "unseen", "connection_check": "unseen"}
+    assert not_ok(findings) == NO_SESSION
     assert "recovery" in findings["primary"]["found"]
     both = url.replace(f"127.0.0.1:{own.port}/", f"127.0.0.1:{standby.port},127.0.0.1:{own.port}/")
     assert not_ok(doctor(both)) == {}, "of several hosts the primary is examined"
@@ -277,12 +280,38 @@ def test_a_pooler_is_noticed(pooled_url: str) -> None:
     assert "direct URL" in findings["pooler"]["remedy"]
 
 
+def test_session_locks_that_are_refused_are_told_with_the_grants_that_mend_them() -> None:
+    url = server().database()
+    tenants = migrated(tenant(url, *SESSION_LOCKS))
+    finding = doctor(tenants)["session_locks"]
+    assert finding["status"] == "warn"
+    assert "permission denied for function pg_try_advisory_lock" in finding["found"]
+    execute(url, finding["remedy"].partition(";")[0])
+    assert doctor(tenants)["session_locks"]["status"] == "ok"
+    with holdfast.Client(tenants) as client, client.lock("a"), client.lock(("agent", 7)) as grant:
+        grant.check()
+
+
+def test_session_locks_that_lock_nothing_fail() -> None:
+    findings = doctor(stub_postgres(), code=1)
+    assert not_ok(findings) == {"session_locks": "fail"}
+    assert "two sessions" in findings["session_locks"]["found"]
+
+
+def test_a_provider_is_recognised_and_what_to_know_of_it_told(postgres_url: str) -> None:
+    execute(postgres_url, "create role neon_superuser")
+    try:
+        assert "does not scale to zero" in doctor(postgres_url)["provider"]["found"]
+    finally:
+        execute(postgres_url, "drop role neon_superuser")
+
+
 def test_it_reads_well_in_a_pipe_and_on_a_narrow_terminal(postgres_url: str) -> None:
     words = at(f"{postgres_url}?keepalives=0", "doctor", "--timeout", f"{PATIENCE:g}")
     lines = invoke(*words).stdout.splitlines()
     assert len(lines) == len(CHECKS) + 2, "a line a finding, one for the remedy, and the summary"
     assert [line.split()[1] for line in lines if line.startswith("warn ")] == ["keepalives"]
-    assert lines[-1].endswith(": 18 ok, 1 warn")
+    assert lines[-1].endswith(": 20 ok, 1 warn")
     for columns in (40, 30, 20):
         narrow = invoke(*words, COLUMNS=str(columns)).stdout
         assert max(map(len, narrow.splitlines())) <= columns
