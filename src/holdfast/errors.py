@@ -149,8 +149,8 @@ class SchemaMismatch(HoldfastError):
 
 
 class SessionUnsafe(HoldfastError):
-    """Sessions cannot be used: there is a connection pooler between the client and the server, or the server has no
-    session locks for this role, or has such that exclude nobody; or the direct URL leads to another database."""
+    """Sessions cannot be used: a connection pooler is between the client and the server, or the server has no session
+    locks for this role, or its session locks do not exclude; or the direct URL leads to another database."""
 
 
 class DriverError(HoldfastError):

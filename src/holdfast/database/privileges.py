@@ -50,9 +50,9 @@ def remedy(schema: str, refusal: str, context: str = "") -> str:
     kind, name = _object(refusal)
     if kind == "schema" and name != schema:
         return f"The role needs: GRANT USAGE ON SCHEMA {name} TO …"
-    if kind != "function":
+    if kind != "function" or name == "hello":  # the first function that is called: the role has no privilege yet
         return f"The role needs: {grants(schema)}"
-    if name in _ours(schema):
+    if not name.startswith("pg_"):
         return f"The role needs: GRANT EXECUTE ON FUNCTION {schema}.{name} TO …"
     role = f"the owner of schema {schema!r}, whose rights its functions have" if f"{schema}." in context else "…"
     return f"The role needs: GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO {role}"
@@ -66,7 +66,7 @@ def migrate_remedy(schema: str, refusal: str) -> str:
             f"To migrate as this role: GRANT CREATE ON DATABASE {name} TO …, or CREATE SCHEMA {schema} AUTHORIZATION "
             f"…; else run '{migrate_command(schema)}' as the role that is to own schema {schema!r}"
         )
-    if kind == "function" and name not in _ours(schema):
+    if kind == "function" and name.startswith("pg_"):
         return f"The role that migrates needs: GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO …"
     return (
         f"Only the owner of schema {schema!r} may migrate it: run '{migrate_command(schema)}' as that role. Roles that "
@@ -84,13 +84,6 @@ def _object(refusal: str) -> tuple[str, str]:
     """The kind and the name of the object in the server's message; empty when it is in another language."""
     match = re.search(r'permission denied for (\w+) "?(\w+)', refusal)
     return (match[1], match[2]) if match else ("", "")
-
-
-def _ours(schema: str) -> frozenset[str]:
-    from holdfast.database.statements import statements
-
-    texts = (statement.sql for statement in statements("postgres", schema).values())
-    return frozenset(name for text in texts for name in re.findall(rf"\b{schema}\.(\w+)\(", text))
 
 
 def _option(schema: str) -> str:

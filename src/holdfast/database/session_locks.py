@@ -50,8 +50,7 @@ def check_session_locks(database: Database, session: Session, other: Session, ti
         ) from error
     if not held or both or free["done"]:
         raise SessionUnsafe(
-            f"the session locks of {database} exclude nobody: it gave one lock to two sessions at once, as servers do "
-            "whose advisory locks are empty functions (CockroachDB's are). Two clients would both be told that they "
-            "have a lock. Use leases with failover='ttl', which are rows"
+            f"the session locks of {database} do not exclude: two sessions got the same lock at once. On some servers, "
+            "such as CockroachDB, advisory locks are empty functions. Use leases with failover='ttl', which are rows"
         )
     return key

@@ -38,7 +38,7 @@ def writes(source: str) -> list[str]:
             owner = node.func.value
             if isinstance(owner, ast.Attribute) and owner.attr in OWNED - OUTBOX:
                 targets = [owner]
-        found += [f"line {node.lineno}: {ast.unparse(target)}" for target in targets if is_owned(target)]
+        found += [f"line {target.lineno}: {ast.unparse(target)}" for target in targets if is_owned(target)]
     return found
 
 
