@@ -432,12 +432,8 @@ class LoopExecutor:
 
     def _begin_to_sweep(self) -> None:
         """The timer is one of the background thread: in the loop of an application it would make each round slower, and
-        an interrupt could lose it."""
-        with self.mutex:
-            begins, self._is_swept = not self._is_swept, True
-        if begins:
-            timers = background.loop()
-            timers.call_soon_threadsafe(timers.call_later, SWEEP, _sweep, self)
+        an interrupt could lose it. Whether there is one is decided in that thread, too, which no signal interrupts."""
+        background.loop().call_soon_threadsafe(_set_sweep, self)
 
     def sweep(self) -> None:
         self._is_carrying_out = False  # an interrupt may have come in between
@@ -540,6 +536,13 @@ class LoopExecutor:
         if self._shared and session.sender is not None and (descriptor is None or is_readable(descriptor)):
             return None  # the answer is there, and a signal handler keeps the caller from reading it
         return session.sender or session.flight or None
+
+
+def _set_sweep(core: LoopExecutor) -> None:
+    """In the background thread."""
+    if not core._is_swept:
+        core._is_swept = True
+        background.loop().call_later(SWEEP, _sweep, core)
 
 
 def _sweep(core: LoopExecutor) -> None:
