@@ -215,6 +215,9 @@ class LoopExecutor:
         self.event(Pool.lost, session, error)
 
     def close(self, error: Exception) -> None:
+        if not self._shared:
+            self.recover()
+            self._end_interrupted()
         self.event(Pool.close, error)
 
     def _readable(self, session: LockSession) -> None:
@@ -448,8 +451,12 @@ class LoopExecutor:
             self._on_sweep()
 
     def _end_interrupted(self) -> None:
-        """An interrupt may have come between an answer and the pool, or in the first step of a poll."""
+        """An interrupt may have come between an answer and the pool, in the first step of a poll, or as a session
+        arrived: the pool does not close a session that it does not know to be open."""
         for session in self.pool.sessions:
+            if session.wire is not None and not session.opened:
+                self._watch(session)
+                self.event(Pool.opened, session)
             has_to_answer = session.under_way or (session.entry is not None and not session.ended)
             if not session.opened or not has_to_answer:
                 continue
