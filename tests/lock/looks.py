@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from holdfast.lock.executor_async import LoopExecutor
 from holdfast.testing.sync_facade import SyncFacade
-from tests.children import query
+from tests.children import backends, query
 
 _ADVISORY = """
 select l.classid::bigint, l.objid::bigint, l.objsubid, l.granted, l.pid from pg_locks l
@@ -22,6 +25,14 @@ def advisory(url: str) -> list[tuple[Any, ...]]:
 def waiters(url: str) -> list[int]:
     """The sessions that stand in line."""
     return [pid for *_, granted, pid in advisory(url) if not granted]
+
+
+def sessions(url: str) -> list[Any]:
+    """The sessions of clients; on SQLite, the files of the database that this process has open."""
+    if url.startswith("postgres"):
+        return backends(url)
+    folder = os.path.realpath(Path(urlsplit(url).path).parent)
+    return [path for path in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if path.startswith(folder)]
 
 
 def core(client: Any) -> LoopExecutor:

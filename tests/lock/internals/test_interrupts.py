@@ -13,7 +13,7 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dis import get_instructions
@@ -25,15 +25,20 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.lock import executor_async
+from holdfast.lock import background, executor_async
 from holdfast.lock.executor_async import AsyncExecutor, LoopExecutor, _Answer
 from tests import interrupts
 from tests.children import PATIENCE, eventually, until
 from tests.interrupts import returns
-from tests.lock.looks import advisory, core, is_idle, queued
+from tests.lock.looks import advisory, core, is_idle, queued, sessions
 
 STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "17"))
 """Every so many instructions; 1 for all of them."""
+LONG_STRIDE, LONGEST_STRIDE = 3 * STRIDE - 2, 6 * STRIDE - 5
+"""For attempts that take long, as those that open sessions."""
+ENGINE = "/holdfast/database/"
+"""The session that is asked for the number of a namespace is not one for locks. After an interrupt at some instructions
+of it, its next call waits for ten seconds and fails."""
 
 
 SPARED = ("/errors.py", "/names.py", "/holdfast/lease/", "/database/statements.py")
@@ -44,8 +49,8 @@ SWITCHES = (AsyncExecutor._resume.__code__, _Answer.add_done_callback.__code__)
 
 
 class Interrupt(interrupts.Interrupt):
-    def __init__(self, at: int) -> None:
-        super().__init__(at, "/src/holdfast/", without=SPARED)
+    def __init__(self, at: int, *without: str) -> None:
+        super().__init__(at, "/src/holdfast/", without=(*SPARED, *without))
 
     def spares(self, code: CodeType, place: int) -> bool:
         start = 8 if code.co_flags & CO_COROUTINE else 4
@@ -85,11 +90,11 @@ class Others:
                 assert other.lock(grant.name).try_acquire() is None, f"{where}: it is lost silently"
 
 
-def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[str]:
+def sweep(attempt: Callable[[Interrupt], Any], least: int, stride: int = STRIDE, *without: str) -> Iterator[str]:
     """Interrupt ``attempt`` further and further in, until it gets through; every place is one to be checked."""
     at = 0
     while True:
-        interrupt = Interrupt(at)
+        interrupt = Interrupt(at, *without)
         grant = None
         with suppress(KeyboardInterrupt):
             grant = attempt(interrupt)
@@ -100,7 +105,7 @@ def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[str]:
             return
         assert grant is None
         yield f"at {at}, {interrupt.where}"
-        at += STRIDE
+        at += stride
 
 
 @pytest.fixture
@@ -111,7 +116,7 @@ def client(either: str) -> Iterator[holdfast.Client]:
         yield client
 
 
-def is_free(client: holdfast.Client, other: holdfast.Client, name: str, where: str) -> None:
+def is_free(client: holdfast.Client, other: holdfast.Client, name: Any, where: str) -> None:
     """For another client, and for the next thread of this one."""
     try:
         other.lock(name).acquire(timeout=PATIENCE).release()
@@ -189,6 +194,144 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
         eventually(lambda: not advisory(either), "nothing is left")
 
 
+@pytest.fixture
+def stop_background(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Stops the background thread, so that the next lock starts it, as the first one of a process does. The thread that
+    other tests have started is left alone."""
+    monkeypatch.setattr(background, "_running", None)
+
+    def stop() -> None:
+        running, background._running = background._running, None
+        if running is not None:
+            loop, thread = running
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(PATIENCE)
+            loop.close()
+
+    yield stop
+    stop()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the loop of a thread that was not started
+def test_the_first_acquire_of_a_client_interrupted_anywhere_leaves_no_lock_and_no_session(
+    either: str, stop_background: Callable[[], None]
+) -> None:
+    """It makes the executor, starts the background thread, and has the first session opened."""
+    clients: list[holdfast.Client] = []
+
+    def attempt(interrupt: Interrupt) -> Any:
+        stop_background()
+        clients.append(holdfast.Client(either))
+        with interrupt:
+            return clients[-1].lock("a").acquire(timeout=PATIENCE)
+
+    for where in sweep(attempt, 200, LONG_STRIDE):
+        with clients.pop() as client, holdfast.Client(either) as other:
+            is_free(client, other, "a", where)
+        eventually(lambda: not sessions(either), f"{where}: no session is left")
+    clients.pop().close()
+    eventually(lambda: not sessions(either), "no session is left")
+
+
+def test_the_first_lock_in_a_namespace_interrupted_anywhere_leaves_no_lock(
+    client: holdfast.Client, either: str
+) -> None:
+    """The database is asked for its number first."""
+    names: list[tuple[str, int]] = []
+
+    def attempt(interrupt: Interrupt) -> Any:
+        names.append((f"namespace {interrupt.at}", 7))
+        with interrupt:
+            return client.lock(names[-1]).acquire(timeout=PATIENCE)
+
+    with holdfast.Client(either) as other:
+        client.lock(("warm", 7)).acquire().release()
+        others = Others(lambda name, report: client.lock(name, on_lost=report).acquire(timeout=PATIENCE), "xy")
+        for where in sweep(attempt, 200, STRIDE, ENGINE):
+            is_free(client, other, names[-1], where)
+            with client.lock(names[-1], timeout=PATIENCE):
+                assert other.lock(names[-1]).try_acquire() is None, f"{where}: its number is another one"
+            others.check(other, where)
+        assert [grant.release() for grant in others.grants] == [True] * 2
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.parametrize("beside", ["nobody", "a thread", "a client"])
+def test_a_shared_lock_interrupted_anywhere_leaves_no_reader(client: holdfast.Client, either: str, beside: str) -> None:
+    """Acquired and released: as the only reader, as one that joins and leaves another reader of this client, and beside
+    a reader of another client. The other reader is intact, or its loss is reported."""
+    readers: list[Any] = []
+    reports: list[Any] = []
+
+    def attempt(interrupt: Interrupt) -> None:
+        if beside != "nobody":
+            lock = (client if beside == "a thread" else other).lock("a", shared=True, on_lost=reports.append)
+            readers.append(threads.submit(lock.acquire, timeout=PATIENCE).result(2 * PATIENCE))
+        with interrupt:
+            client.lock("a", shared=True).acquire(timeout=PATIENCE).release()
+
+    def check(where: str) -> None:
+        client.lock("warm").acquire(timeout=PATIENCE).release()  # after an interrupted event, this waits for the repair
+        if readers and (reader := readers.pop()).lost:
+            assert beside == "a thread", f"{where}: a reader of another client is lost"
+            eventually(partial(reports.__contains__, reader), f"its loss is reported, {where}")
+        elif beside != "nobody":
+            assert stranger.lock("a").try_acquire() is None, f"{where}: it is lost silently"
+            assert reader.release() is True, where
+        is_free(client, stranger, "a", where)
+
+    with holdfast.Client(either) as other, holdfast.Client(either) as stranger, ThreadPoolExecutor(1) as threads:
+        for where in sweep(attempt, 200):
+            check(where)
+        check("at the end")
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.parametrize("held_by", ["a thread", "a client"])
+def test_a_writer_interrupted_anywhere_behind_a_reader_leaves_no_lock_and_its_followers_finish(
+    client: holdfast.Client, either: str, held_by: str
+) -> None:
+    """The reader releases when the writer waits for it, and another reader waits behind the writer."""
+    followers: list[Any] = []
+
+    def follow() -> bool:
+        grant = client.lock("a", shared=True).acquire(timeout=PATIENCE)
+        return grant.release() or grant.lost
+
+    def stand_behind(reader: Any, over: threading.Event) -> None:
+        for count in (1, 2):
+            while queued(client) < count and not over.wait(0.0005):
+                pass
+            if count == 1:
+                followers.append(threads.submit(follow))
+        reader.release()
+
+    def attempt(interrupt: Interrupt) -> Any:
+        lock = (client if held_by == "a thread" else other).lock("a", shared=True)
+        reader = holder.submit(lock.acquire, timeout=PATIENCE).result(2 * PATIENCE)
+        over = threading.Event()
+        behind = threads.submit(stand_behind, reader, over)
+        try:
+            with interrupt:
+                return client.lock("a").acquire(timeout=PATIENCE)
+        finally:
+            over.set()
+            behind.result(2 * PATIENCE)
+
+    with holdfast.Client(either) as other, ThreadPoolExecutor(1) as holder, ThreadPoolExecutor(2) as threads:
+        for where in sweep(attempt, 100):
+            with suppress(holdfast.EngineError):  # the interrupt has ended its wait, too
+                assert followers[-1].result(2 * PATIENCE) is True, where
+            is_free(client, other, "a", where)
+        assert followers[-1].result(2 * PATIENCE) is True
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])
 def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none_silently(either: str, how: str) -> None:
@@ -242,6 +385,232 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none_silent
         assert run(kept.grants[0].release()) is True
         run(client.close())
     loop.close()
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+class Loop:
+    """An event loop that goes on after an interrupt."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(asyncio.wait_for(work, 2 * PATIENCE))
+
+    def interrupt(
+        self, at: int, client: holdfast.AsyncClient, *works: Coroutine[Any, Any, None], without: tuple[str, ...] = ()
+    ) -> Interrupt:
+        """Run tasks, and interrupt the loop, be it in a task or in what receives an answer. Then it goes on until all
+        tasks have ended. At most one ends with the interrupt; others may end with an error that names it, or that says
+        that the database did not answer in time."""
+        tasks, interrupt = [self._loop.create_task(work) for work in works], Interrupt(at, *without)
+        with suppress(KeyboardInterrupt), interrupt:
+            self._loop.run_until_complete(asyncio.wait(tasks))
+        with suppress(RuntimeError):  # all had ended when it came, and the callback that stops the loop was left
+            self._loop.run_until_complete(asyncio.sleep(0))
+        where = f"at {at}, {interrupt.where}"
+        try:
+            self.run(self._finish(client, tasks))
+        except TimeoutError as error:
+            raise AssertionError(f"{where}: a task is forgotten") from error
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        others = [error for error in errors if not isinstance(error, KeyboardInterrupt)]
+        assert len(errors) - len(others) <= 1, f"{where}: {errors}"
+        assert all("interrupt" in str(error) or "in time" in str(error) for error in others), f"{where}: {errors}"
+        return interrupt
+
+    async def _finish(self, client: holdfast.AsyncClient, tasks: list[asyncio.Task[None]]) -> None:
+        """Sweep before the timer does, because the sweep finds what an interrupt has left: a few times, and then as
+        often as it takes until sessions that did not answer, or were not opened, are given up."""
+        for count in (1, 1, 1, int(2 * executor_async.CALL_TIMEOUT / executor_async.SWEEP) + 2):
+            if client._locks is not None and client._locks.executor._core is not None:
+                for _ in range(count):
+                    core(client).sweep()
+            if not (await asyncio.wait(tasks, timeout=0.02))[1]:
+                return
+        await asyncio.wait(tasks)
+
+    def is_free(self, client: holdfast.AsyncClient, other: holdfast.Client, name: Any, where: str) -> None:
+        """For another client, and for the next task of this one."""
+        gc.collect()  # a grant or a block of a task that was interrupted
+        try:
+            self.run(asyncio.to_thread(lambda: other.lock(name).acquire(timeout=PATIENCE).release()))
+            self.run(pair(client.lock(name)))
+        except holdfast.AcquireTimeout as error:
+            raise AssertionError(f"{where}: it is still locked") from error
+        self.run(asyncio.sleep(0))
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+async def pair(lock: holdfast.AsyncLock) -> None:
+    await (await lock.acquire(timeout=PATIENCE)).release()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the loop of a thread that was not started
+def test_the_first_acquire_of_a_loop_interrupted_anywhere_leaves_no_lock_and_no_session(
+    either: str, loop: Loop, stop_background: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes the executor, begins to open the first session, and starts the sweep, without which a timeout of more
+    than a second never ends."""
+    swept: list[LoopExecutor] = []
+    monkeypatch.setattr(executor_async, "_sweep", swept.append)
+    monkeypatch.setattr(executor_async, "SWEEP", 0.05)
+
+    async def attempt(client: holdfast.AsyncClient) -> None:
+        await pair(client.lock("a"))
+
+    at = 0
+    while True:
+        stop_background()
+        client = holdfast.AsyncClient(either)
+        interrupt = loop.interrupt(at, client, attempt(client))
+        where = f"at {at}, {interrupt.where}"
+        with holdfast.Client(either) as other:
+            loop.is_free(client, other, "a", where)
+        loop.run(until(partial(swept.__contains__, core(client)), f"{where}: the sweep begins"))
+        loop.run(client.close())
+        eventually(lambda: not sessions(either), f"{where}: no session is left")
+        if not interrupt.raised:
+            break
+        at += LONGEST_STRIDE
+    assert at > 300
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_loop_interrupted_anywhere_in_the_first_use_of_a_namespace_leaves_no_lock(either: str, loop: Loop) -> None:
+    client, at = holdfast.AsyncClient(either), 0
+
+    async def attempt(name: tuple[str, int]) -> None:
+        await pair(client.lock(name))
+
+    with holdfast.Client(either) as other:
+        loop.run(attempt(("warm", 7)))
+        kept = Others(
+            lambda name, report: loop.run(client.lock(name, on_lost=report).acquire(timeout=PATIENCE)), ["kept"]
+        )
+        while True:
+            name = (f"namespace {at}", 7)
+            interrupt = loop.interrupt(at, client, attempt(name), without=(ENGINE,))
+            where = f"at {at}, {interrupt.where}"
+            loop.is_free(client, other, name, where)
+            kept.check(other, where)
+            if not interrupt.raised:
+                break
+            at += LONG_STRIDE
+        assert at > 400
+        assert loop.run(kept.grants[0].release()) is True
+    loop.run(client.close())
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("beside", ["nobody", "a task", "a client"])
+def test_a_loop_interrupted_anywhere_in_a_shared_lock_leaves_no_reader(either: str, loop: Loop, beside: str) -> None:
+    """As for threads."""
+    client, at = holdfast.AsyncClient(either), 0
+
+    async def attempt() -> None:
+        await pair(client.lock("a", shared=True))
+
+    with holdfast.Client(either) as other:
+        loop.run(pair(client.lock("warm")))
+        while True:
+            reports: list[Any] = []
+            reader: Any = None
+            if beside == "a task":
+                lock = client.lock("a", shared=True, on_lost=reports.append)
+                reader = loop.run(lock.acquire(timeout=PATIENCE))
+            elif beside == "a client":
+                reader = other.lock("a", shared=True).acquire(timeout=PATIENCE)
+            interrupt = loop.interrupt(at, client, attempt())
+            where = f"at {at}, {interrupt.where}"
+            gc.collect()
+            loop.run(pair(client.lock("warm")))  # after an interrupted event, this begins with the repair
+            if beside == "a task" and reader.lost:
+                loop.run(until(partial(reports.__contains__, reader), f"its loss is reported, {where}"))
+            elif beside == "a task":
+                assert other.lock("a").try_acquire() is None, f"{where}: it is lost silently"
+                assert loop.run(reader.release()) is True, where
+            elif beside == "a client":
+                assert reader.release() is True, where
+            loop.is_free(client, other, "a", where)
+            if not interrupt.raised:
+                break
+            at += LONG_STRIDE
+        assert at > 200
+    loop.run(client.close())
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("held_by", ["a task", "a client"])
+def test_a_loop_interrupted_anywhere_while_a_writer_waits_behind_a_reader_leaves_no_lock(
+    either: str, loop: Loop, held_by: str
+) -> None:
+    """The reader releases when the writer waits for it, and another reader waits behind the writer."""
+    client, at = holdfast.AsyncClient(either), 0
+    order: list[str] = []
+
+    async def write() -> None:
+        try:
+            async with client.lock("a", timeout=PATIENCE):
+                order.append("writer")
+        finally:
+            over.set()
+
+    async def follow() -> None:
+        try:
+            await behind(1)
+            async with client.lock("a", shared=True, timeout=PATIENCE):
+                order.append("reader")
+        finally:
+            over.set()
+
+    async def behind(count: int) -> None:
+        """Until an interrupt has ended one of them, at most."""
+        while queued(client) < count and not over.is_set():  # noqa: ASYNC110 - the pool has no event for it
+            await asyncio.sleep(0.001)
+
+    async def leave(reader: Any) -> None:
+        await behind(2)
+        released = reader.release()
+        if held_by == "a task":
+            await released
+
+    with holdfast.Client(either) as other:
+        loop.run(pair(client.lock("warm")))
+        while True:
+            over = threading.Event()
+            if held_by == "a task":
+                reader: Any = loop.run(client.lock("a", shared=True).acquire(timeout=PATIENCE))
+            else:
+                reader = other.lock("a", shared=True).acquire(timeout=PATIENCE)
+            order.clear()
+            interrupt = loop.interrupt(at, client, write(), follow(), leave(reader))
+            where = f"at {at}, {interrupt.where}"
+            del reader
+            loop.is_free(client, other, "a", where)
+            if not interrupt.raised:
+                assert order == ["writer", "reader"]
+                break
+            at += LONGEST_STRIDE
+        assert at > 300
+    loop.run(client.close())
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
 
