@@ -8,13 +8,16 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
 
 import pytest
 
 import holdfast
 from holdfast.testing.standstill import Standstill
-from tests.children import ENDS, OURS, PATIENCE, Child, eventually, query
+from tests.children import ENDS, HANG, OURS, PATIENCE, Child, eventually, query
 from tests.lock.looks import advisory, core
 
 _HOLD = """
@@ -412,3 +415,95 @@ def test_sessions_of_threads_are_bounded_while_many_wait(postgres_url: str) -> N
             assert most == before + 3
             assert [grant.release() for grant in held] == [True] * 12
             child.expect("everybody had it")
+
+
+_TURNS = """
+import os, sys, threading, time, holdfast
+from holdfast.database.url import parse
+from holdfast.lock import file_queue
+from holdfast.lock.terms import number
+from holdfast.lock.wire import open_wire
+from tests.lock.looks import core
+
+url, history, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+client = holdfast.Client(url)
+lock = client.lock("a", timeout=600)
+client.lock("warm").acquire().release()
+events = os.open(history, os.O_WRONLY | os.O_APPEND)
+if not seconds:
+    file_queue.PAUSED = 600.0  # else a process that the machine does not run for a moment is overtaken
+    queue, byte = open_wire(parse(url), 1.0)._queue, number(lock._target.key)
+
+def wait_for_rival():
+    while not queue.has_waiters(byte):
+        time.sleep(0.001)
+    swept = threading.Event()
+    core(client).post(lambda: (core(client).sweep(), swept.set()))
+    swept.wait()
+
+print("ready", flush=True)
+sys.stdin.readline()
+while True:
+    os.write(events, b"asks %d\\n" % os.getpid())
+    with lock:
+        os.write(events, b"has %d\\n" % os.getpid())
+        time.sleep(seconds) if seconds else wait_for_rival()
+"""
+
+
+class Rivals:
+    """Processes that take one lock, release it and ask again at once. ``seconds``: how long each holds it. 0: until
+    another one waits for it, and the sweep has noticed that."""
+
+    def __init__(self, url: str, history: Path, count: int, seconds: float) -> None:
+        self._history = history
+        history.touch()
+        self._children = [Child(_TURNS, url, history, seconds) for _ in range(count)]
+
+    def __enter__(self) -> Self:
+        for child in self._children:
+            child.expect("ready")
+        for child in self._children:
+            child.say("go")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.__exit__(None, None, None)
+
+    def turns(self) -> list[int]:
+        """How often each has had the lock."""
+        counts = Counter(pid for verb, pid in self._events() if verb == "has")
+        return [counts[child.pid] for child in self._children]
+
+    def most_overtaken(self) -> int:
+        """How often others have had the lock while one of them waited for it, at most."""
+        most, waiting = 0, Counter[int]()
+        for verb, pid in self._events():
+            if verb == "asks":
+                waiting[pid] = 0
+            else:
+                most = max(most, waiting.pop(pid))
+                waiting.update(list(waiting))
+        return max(most, *waiting.values(), 0)
+
+    def _events(self) -> list[tuple[str, int]]:
+        lines = [line.split() for line in self._history.read_text().splitlines()]
+        return [(verb, int(pid)) for verb, pid in lines]
+
+
+def test_of_two_processes_that_ask_again_at_once_none_is_starved(sqlite_url: str, tmp_path: Path) -> None:
+    """The kernel has no queue: without ours, a waiter that polls is overtaken a hundred times."""
+    with Rivals(sqlite_url, tmp_path / "history", 2, 0.0) as rivals:
+        eventually(lambda: min(rivals.turns()) >= 5 or max(rivals.turns()) >= 60, "each has had its turns", HANG)
+        turns = rivals.turns()
+    assert min(turns) >= 5, turns
+
+
+@pytest.mark.realtime
+def test_of_three_processes_that_work_under_a_lock_none_is_starved(sqlite_url: str, tmp_path: Path) -> None:
+    """With the real pauses: a process lets others go ahead once a sweep, which is six turns here, and does not wait for
+    one that the machine has not run for a moment. How many turns that is, only a real clock decides."""
+    with Rivals(sqlite_url, tmp_path / "history", 3, 0.1) as rivals:
+        eventually(lambda: min(rivals.turns()) >= 20 or rivals.most_overtaken() >= 100, "each has had its turns", HANG)
+        assert rivals.most_overtaken() < 100, rivals.turns()
