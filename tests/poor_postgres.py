@@ -21,8 +21,8 @@ SESSION_LOCKS = (
     "pg_advisory_unlock", "pg_advisory_unlock_shared", "pg_advisory_unlock_all",
 )  # fmt: skip
 WAL_FUNCTIONS = ("pg_current_wal_lsn", "pg_control_system", "pg_walfile_name")
-REFUSED = SESSION_LOCKS
-"""Functions of PostgreSQL that the role may not execute. Add WAL_FUNCTIONS when no fence and no epoch needs them."""
+REFUSED = SESSION_LOCKS + WAL_FUNCTIONS
+"""Functions of PostgreSQL that the role may not execute."""
 LIMIT = "5s"
 """Of every timeout: holdfast must connect and set its own within it, however busy the machine is."""
 TIMEOUTS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")

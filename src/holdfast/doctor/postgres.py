@@ -40,7 +40,7 @@ PUBLISHABLE = frozenset({"idempotency_log", "wal", "outbox", "review", "audit", 
 _PROVIDERS = {
     "alloydbsuperuser": "AlloyDB: connect directly for locks; its managed pooling is in transaction mode by default",
     "azure_pg_admin": "Azure: connect to port 5432 for locks; port 6432 is PgBouncer",
-    "cloudsqlsuperuser": "Cloud SQL: connect directly for locks; its managed pooling is in transaction mode by default",
+    "cloudsqlsuperuser": "Cloud SQL: connect directly for locks; its managed pooling may share sessions",
     "neon_superuser": "Neon: each heartbeat is a query, so while a lease is held the compute does not scale to zero",
     "rds_superuser": "Amazon RDS or Aurora: connect directly for locks; RDS Proxy shares sessions",
     "supabase_admin": "Supabase: connect directly or to port 5432 for locks; port 6543 shares sessions",

@@ -39,7 +39,7 @@ create table holdfast_wal (
     unique (idem_key, number)
 );
 create trigger holdfast_wal_place after insert on holdfast_wal when new.id < (select micros from holdfast_clock) begin
-    update holdfast_wal set id = (select micros from holdfast_clock) where id = new.id
+    update holdfast_wal set id = max((select micros from holdfast_clock), (select max(id) + 1 from holdfast_wal)) where id = new.id
     ; end;
 
 create table holdfast_outbox (
