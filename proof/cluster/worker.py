@@ -115,7 +115,7 @@ class Worker:
         work = ContenderJob(
             job.url, self._history, f"{job.worker}-leases", job.names, job.ttl, job.seed, job.sane_clocks
         )
-        LeaseHolder(work, 1, self._client, self._over).run()
+        LeaseHolder(work, 1, self._client, self._over, forks=threading.Event()).run()
 
     def _hold_shards(self) -> None:
         """Join again after an error: to join, the database has to answer."""

@@ -414,7 +414,8 @@ class Loop:
             self.run(self._finish(client, tasks))
         except TimeoutError as error:
             raise AssertionError(f"{where}: a task is forgotten") from error
-        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        ends = [task.exception() for task in tasks if not task.cancelled()]
+        errors = [end for end in ends if end is not None]
         others = [error for error in errors if not isinstance(error, KeyboardInterrupt)]
         assert len(errors) - len(others) <= 1, f"{where}: {errors}"
         assert all("interrupt" in str(error) or "in time" in str(error) for error in others), f"{where}: {errors}"
