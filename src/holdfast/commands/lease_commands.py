@@ -53,7 +53,7 @@ def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
     above=Parameter("number that the next fence must exceed", int, optional=True, minimum=0, maximum=2**60 - 1),
 )  # fmt: skip
 def fence_raise(window: Window, *, above: int | None) -> Steps:
-    """Raise fences and versions above those that a restore has lost."""
+    """Raise fences and versions above those a restore lost."""
     floor = "" if above is None else f", and above {above}"
     yield [f"fences, versions and places rise to a minute ahead of the clock{floor}"]
     window.client.leases.raise_fences(above=above)
