@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import random
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -101,46 +101,54 @@ def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
 
 
 class Aim:
-    """Raises in a thread from outside, at a random instant of what it does while it is ``armed``."""
+    """Sends SIGINT to the main thread, at a random instant of what it does while it is ``armed``.
+
+    Not PyThreadState_SetAsyncExc: until Python 3.12 a thread that is just being started has the number of the thread
+    that starts it, so the exception may end the new one, and the other waits for it for ever.
+    """
 
     def __init__(self) -> None:
-        self._mutex, self._thread = threading.Lock(), 0
+        self._mutex, self._armed = threading.Lock(), False
+        self._sent = self._raised = 0
         self._over = threading.Event()
         self._shooting = threading.Thread(target=self._shoot)
 
     def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._raise)
         self._shooting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._shooting.join()
+        signal.signal(signal.SIGINT, self._before)
 
     def arm(self) -> None:
         with self._mutex:
-            self._thread = threading.get_ident()
+            self._armed = True
 
     def disarm(self) -> None:
-        """What was raised before comes now, and nothing after."""
+        """A signal that was sent before is handled now, and none is sent after."""
         with self._mutex:
-            self._thread = 0
-        for _ in range(10):
-            pass
+            self._armed = False
+        eventually(lambda: self._raised == self._sent, "the signal is handled")
+
+    def _raise(self, *_: object) -> None:
+        self._raised += 1
+        raise KeyboardInterrupt
 
     def _shoot(self) -> None:
         while not self._over.wait(random.choice([0.0, 0.0002, 0.001, 0.003])):
             with self._mutex:
-                if thread := self._thread:
-                    self._thread = 0
-                    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt)
-                    )
-                    assert raised == 1
+                if self._armed:
+                    self._armed = False
+                    self._sent += 1
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may hit a callback of somebody else
-def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
-    """What cancelling is to tasks: in threads, at any instant, free or not, answered or not."""
+def test_acquires_interrupted_by_a_signal_leave_no_lock(either: str) -> None:
+    """What cancelling is to tasks: at any instant, free or not, answered or not."""
     interrupted = 0
     with holdfast.Client(either) as client, holdfast.Client(either) as other, Aim() as aim:
         kept = client.lock("kept").acquire()
