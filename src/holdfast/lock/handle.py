@@ -20,7 +20,7 @@ from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, LockLost, Refused, Unanswered, Unreachable
 from holdfast.lock.executor import CALL_TIMEOUT, Executor, owner
 from holdfast.lock.pool import LockRequest
-from holdfast.lock.terms import Key, Name, State, Target, check_on_lost, refusal, target, texts
+from holdfast.lock.terms import PAIR, Key, Name, State, Target, check_on_lost, refusal, target, targets
 from holdfast.names import OnLost, Unset, check_timeout
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import now
@@ -53,7 +53,8 @@ class Lock:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=CancelScope.cancels)
-        self._target = space.texts[name] if type(name) is str else target(name, space.texts)
+        is_plain = type(name) is str or (type(name) is tuple and tuple(map(type, name)) == PAIR)
+        self._target = space.targets[name] if is_plain else target(name, space.targets)  # type: ignore[index]
         self._space, self._timeout = space, timeout
         self._shared, self._on_lost = shared, on_lost
         self._entered: list[LockGrant] = []
@@ -422,7 +423,7 @@ class LockSpace:
     """hot: to import it in ``client.lock`` takes 1 % of bench lock_pair."""
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
+        self.engine, self.targets = engine, targets(database.schema, database.dialect == "sqlite")
         self.executor = Executor(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._lookup: HolderLookup | None = None

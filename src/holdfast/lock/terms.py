@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from holdfast.lock.records import LockRecord
 
 Name = str | tuple[str, int]
+PAIR = (str, int)
+"""Types in a name that is a tuple."""
 Key = tuple[bytes, ...]
 """One number (64 bits) or two (32 bits each), in decimal digits. These are separate key spaces."""
 State = Literal["new", "queued", "held", "released", "lost", "busy", "reentered", "full", "failed", "gone"]
@@ -41,11 +43,11 @@ class Target:
         self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
 
 
-def target(name: object, texts: _Texts) -> Target:
+def target(name: object, targets: _Targets) -> Target:
     """A str has a 64-bit key, ``(namespace, number)`` a key of two 32-bit numbers. Raises TypeError or ValueError if it
     is not a valid name."""
     if isinstance(name, str):
-        return texts[name]
+        return targets[name]
     if isinstance(name, Target):
         return name
     if not isinstance(name, tuple) or len(name) != 2:
@@ -55,11 +57,7 @@ def target(name: object, texts: _Texts) -> Target:
         raise TypeError(f"the namespace in a lock's name must be a str, not {type(namespace).__name__}: {name!r:.80}")
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"the number in a lock's name must be an int, not {type(number).__name__}: {name!r:.80}")
-    if namespace.startswith(RESERVED_SPACE):
-        raise ValueError(
-            f"namespaces that begin with {RESERVED_SPACE!r} are reserved for holdfast's own locks: {name!r}"
-        )
-    return _pair(namespace, int(number))
+    return targets[check_name(namespace, "namespace"), int(number)]
 
 
 def reserved(namespace: str, number: int) -> Target:
@@ -67,8 +65,9 @@ def reserved(namespace: str, number: int) -> Target:
     return _pair(RESERVED_SPACE + namespace, number)
 
 
-class _Texts(dict[str, Target]):
-    """Targets by name. hot: a lookup is quicker than a hash. An invalid name raises ValueError.
+class _Targets(dict[Name, Target]):
+    """Targets by name: a str, or a tuple of a str and an int. hot: a lookup is quicker than a check and a hash. An
+    invalid name raises ValueError.
 
     Advisory locks belong to the whole database, so the schema is part of the key. Where a key is an offset in a file
     there are fewer of them: two names with the same offset have the same key, and wait for each other."""
@@ -76,21 +75,30 @@ class _Texts(dict[str, Target]):
     def __init__(self, schema: str, offsets: bool) -> None:
         self._schema, self._offsets = schema, offsets
 
-    def __missing__(self, name: str) -> Target:
-        name = check_name(name)
+    def __missing__(self, name: Name) -> Target:
+        if isinstance(name, tuple):
+            if name[0].startswith(RESERVED_SPACE):
+                raise ValueError(
+                    f"namespaces that begin with {RESERVED_SPACE!r} are reserved for holdfast's own locks: {name!r}"
+                )
+            target = _pair(*name)
+        else:
+            target = self._text(check_name(name))
         if len(self) >= _REMEMBERED:
             self.clear()
-        key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
-        key = key % _OFFSETS if self._offsets else key
-        self[name] = target = Target(name, name, (b"%d" % key,), "", b"")
+        self[target.name] = target
         return target
 
+    def _text(self, name: str) -> Target:
+        key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
+        key = key % _OFFSETS if self._offsets else key
+        return Target(name, name, (b"%d" % key,), "", b"")
 
-texts = lru_cache(_Texts)
+
+targets = lru_cache(_Targets)
 """Called with a schema, and whether keys are offsets."""
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def _pair(namespace: str, number: int) -> Target:
     namespace = check_name(namespace, "namespace")
     if number not in _INT4:

@@ -25,7 +25,7 @@ from holdfast.database.url import parse
 from holdfast.lock import executor_async, file_queue, wire
 from holdfast.lock.executor_async import LoopExecutor
 from holdfast.lock.pool import Entry, LockRequest
-from holdfast.lock.terms import _Texts
+from holdfast.lock.terms import _Targets
 from holdfast.runtime.clock import now
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.lease_contract import waiting
@@ -181,7 +181,7 @@ def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch
         return SimpleNamespace(digest=lambda: number.to_bytes(8, "big"))
 
     monkeypatch.setattr("holdfast.lock.terms.sha256", colliding)
-    monkeypatch.setattr("holdfast.lock.handle.texts", _Texts)
+    monkeypatch.setattr("holdfast.lock.handle.targets", _Targets)
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
         with client.lock("a"):
             assert [each.lock("b").try_acquire() for each in (client, other)] == [None, None]
