@@ -118,6 +118,25 @@ def test_a_timeout_names_the_holder_and_since_when(connect: Connect, either: str
     held.release()
 
 
+def test_requests_that_time_out_together_all_name_the_holder(connect: Connect, either: str) -> None:
+    client, other = connect(either), connect(either)
+    held = client.lock("a").acquire()
+    assert other.lock("a").try_acquire() is None, "connecting takes time, too"
+
+    def refused(_: int) -> str | None:
+        with pytest.raises(holdfast.AcquireTimeout) as caught:
+            other.lock("a").acquire(timeout=0.2)
+        return caught.value.holder
+
+    def named() -> bool:
+        """The lookup of the holder has a short limit, so it may fail on a busy machine."""
+        with ThreadPoolExecutor(20) as threads:
+            return set(threads.map(refused, range(20))) == {f"{os.uname().nodename}:{os.getpid()}"}
+
+    eventually(named, "all twenty name the holder")
+    held.release()
+
+
 def test_a_lock_that_is_handed_over_quickly_shows_its_waiters(connect: Connect, either: str) -> None:
     client = connect(either)
     over = threading.Event()
