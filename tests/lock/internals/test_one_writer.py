@@ -1,19 +1,31 @@
-"""Only the methods of ``Pool`` change a pool, its entries, its sessions and the states of its requests.
+"""Only the methods of ``Pool`` change a pool, its entries, its sessions and the states of its requests, one at a time.
 
-Judged by the source: a write outside of ``lock/pool.py`` would race the pool's own, or go unnoticed by ``Pool.writer``.
+A write outside of ``lock/pool.py`` would race the pool's own, or go unnoticed by ``Pool.writer``. It is looked for in
+the source, and while threads and tasks compete for locks.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import holdfast.lock
+import holdfast
+from holdfast import lock
+from holdfast.lock import pool
 from holdfast.lock.pool import Entry, LockRequest, LockSession, Pool
+from tests.children import PATIENCE
+from tests.lock.looks import core
 
-FOLDER = Path(holdfast.lock.__file__).parent
+FOLDER = Path(lock.__file__).parent
 EXECUTORS = {"owner", "waker", "on_loss", "caller", "since", "deadline", "wire", "noted"}
 """Attributes that the executor sets."""
 OUTBOX = {"actions", "wakes"}
@@ -71,3 +83,51 @@ def test_a_write_is_found(line: str) -> None:
 )
 def test_what_is_the_executors_own_is_not_a_write(line: str) -> None:
     assert writes(line) == []
+
+
+class Mutex:
+    """Reentrant, and knows its owner."""
+
+    def __init__(self) -> None:
+        self._lock, self._depth, self.owner = threading.RLock(), 0, 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.owner, self._depth = threading.get_ident(), self._depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self.owner = self.owner if self._depth else 0
+        self._lock.release()
+
+
+def test_the_pool_writes_what_is_its_own_under_the_mutex(
+    connect: Callable[..., Any], either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, mutexes = [connect(either), connect(either)], [Mutex(), Mutex()]
+    for client, mutex in zip(clients, mutexes, strict=True):
+        client.lock("warm").acquire().release()
+        monkeypatch.setattr(core(client), "mutex", mutex)
+    writes: Counter[str] = Counter()
+    wrong: set[str] = set()
+
+    def write(changed: object, name: str, value: object) -> None:
+        method = sys._getframe(1).f_code
+        if name in OWNED and method.co_name != "__init__":
+            writes[name] += 1
+            if method.co_filename != pool.__file__ or threading.get_ident() not in [each.owner for each in mutexes]:
+                wrong.add(f"{Path(method.co_filename).name}, {method.co_name}: {name}")
+        object.__setattr__(changed, name, value)
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            handle = clients[number % 2].lock(f"{turn % 3}", shared=turn % 4 == number % 4)
+            with suppress(holdfast.AcquireTimeout):
+                handle.acquire(timeout=0.005 if turn == number else PATIENCE).release()
+
+    for kind in (Pool, Entry, LockSession, LockRequest):
+        monkeypatch.setattr(kind, "__setattr__", write, raising=False)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert wrong == set()
+    assert writes.keys() >= {"writer", "state", "stage", "sender", "entry"}
