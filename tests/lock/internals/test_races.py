@@ -320,7 +320,7 @@ def test_one_handle_is_entered_by_many_threads(either: str) -> None:
                     counts[0] += 1
 
         for done in [threads.submit(work) for _ in range(4)]:
-            done.result(PATIENCE)
+            done.result()  # the test's own timeout ends it: how long so many turns take, depends on the machine
         assert counts == [40 * ROUNDS]
     nothing_left(either)
 
