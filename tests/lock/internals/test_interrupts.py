@@ -60,7 +60,8 @@ class Interrupt(interrupts.Interrupt):
 
 @cache
 def ends_of_with_blocks(code: CodeType) -> frozenset[int]:
-    """Three times None for ``__exit__``, and its call. The interpreter handles signals only after that."""
+    """Three times None for ``__exit__``, and its call; before them, a value that the block returns is put aside. The
+    interpreter handles signals only after that."""
     instructions = list(get_instructions(code))
     places: set[int] = set()
     for number in range(len(instructions) - 4):
@@ -69,6 +70,8 @@ def ends_of_with_blocks(code: CodeType) -> frozenset[int]:
             names = [each.opname for each in calling[3:]]
             if "CALL" in names:
                 places.update(each.offset for each in calling[: 4 + names.index("CALL")])
+                if number and instructions[number - 1].opname == "SWAP":
+                    places.add(instructions[number - 1].offset)
     return frozenset(places)
 
 
