@@ -91,6 +91,52 @@ def test_numbers_rise_however_many_raise_them(postgres_url: str) -> None:
     assert len({value for numbers in drawn for value in numbers}) == 6 * 150, "none twice"
 
 
+def test_no_number_from_before_a_raise_is_returned_after_it(postgres_url: str, session: Any) -> None:
+    """It may be one that a restore has lost, although it is ahead of the clock."""
+    session.execute("select setval('holdfast.fence', holdfast.clock_number() + 30000000)")
+    restart(session)
+    with psycopg.connect(postgres_url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("lock table holdfast.meta")
+        drawing = pool.submit(number, session)
+        waits = f"select 1 from pg_stat_activity where pid = {session.info.backend_pid} and wait_event_type = 'Lock'"
+        eventually(lambda: query(postgres_url, waits), "it waits for the check of raised_for")
+        raised = number(other, "select holdfast.raise_number('holdfast.fence')")
+        other.commit()
+        assert drawing.result(PATIENCE) > raised
+
+
+def test_no_session_draws_while_another_one_raises(postgres_url: str, session: Any) -> None:
+    """It would draw numbers that the other one is about to set the sequence below."""
+    number(session)
+    for name in ("version", "place"):
+        session.execute(f"select setval('holdfast.{name}', 5)")
+    with (
+        psycopg.connect(postgres_url) as blocker,
+        psycopg.connect(postgres_url, autocommit=True) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        blocker.execute("alter sequence holdfast.place cache 1")
+        raising = pool.submit(number, session, "select holdfast.draw('holdfast.version')")
+        waits = "select 1 from pg_stat_activity where pid = {} and wait_event = '{}'"
+        eventually(lambda: query(postgres_url, waits.format(session.info.backend_pid, "relation")), "it raises")
+        drawing = pool.submit(number, other)
+        eventually(lambda: query(postgres_url, waits.format(other.info.backend_pid, "advisory")), "it waits")
+        blocker.rollback()
+        assert raising.result(PATIENCE) > number(session, CLOCK) - MINUTE
+        assert drawing.result(PATIENCE) == number(session) - 1
+
+
+def test_a_raise_leaves_room_for_the_numbers_that_are_being_drawn(session: Any) -> None:
+    """One by less than they are would let setval lower the sequence."""
+    now = number(session, CLOCK)
+    session.execute(f"create or replace function holdfast.clock_number() returns bigint language sql return {now}")
+    for call in ("holdfast.raise_number('holdfast.fence')", f"holdfast.fence_raise({now + MINUTE})"):
+        number(session)
+        session.execute("select setval('holdfast.fence', %s)", [now + MINUTE - 2])
+        restart(session)
+        assert number(session, f"select {call}") > now + MINUTE + 10_000
+
+
 def test_a_transaction_that_raised_them_stops_nobody_and_its_rollback_undoes_nothing(
     postgres_url: str, session: Any
 ) -> None:

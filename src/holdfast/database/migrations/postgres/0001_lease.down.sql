@@ -29,6 +29,7 @@ drop table holdfast.space;
 drop function holdfast.random_space();
 drop function holdfast.draw(regclass);
 drop function holdfast.raise_number(regclass);
+drop function holdfast.set_numbers(bigint, bigint, bigint);
 drop function holdfast.clock_number();
 drop function holdfast.server_life();
 drop function holdfast.copy_id();

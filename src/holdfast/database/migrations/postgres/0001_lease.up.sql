@@ -132,14 +132,29 @@ begin
     return (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000;
 end $$;
 
--- Raise the sequences before the first draw of a server life, or one sequence that is a second behind the clock; then draw.
+-- Set each sequence that is below "below" to the target, or to 60 s above its last number where that is not far enough.
+--   * The caller has the lock. While raised_for is not this life, no other session draws: so it is cleared before the
+--     sequences are read, and set last. However long this session is stopped in between, each of the others draws at most what
+--     its statement draws after one check, all together less than 10,000 numbers. So setval never lowers a sequence.
+--   * No rollback undoes setval. After an error in here, the next draw begins as in a new life.
+create function holdfast.set_numbers(life bigint, below bigint, target bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    perform setval('holdfast.raised_for', 0);
+    perform setval(s.name, case when s.last < target - 10000 then target else s.last + 60000000 end)
+       from (select 'holdfast.fence'::regclass as name, f.last_value as last from holdfast.fence f
+             union all select 'holdfast.version', v.last_value from holdfast.version v
+             union all select 'holdfast.place', p.last_value from holdfast.place p) s
+      where s.last < below;
+    perform setval('holdfast.raised_for', life);
+end $$;
+
+-- Raise the sequences before the first draw of a server life, or those that are a second behind the clock; then draw.
 --   * A number was at most 60 s ahead of the clock when it was drawn, and only because the sequences were raised by 60 s then. Every
 --     later raise is higher, whatever it restored, unless its clock is behind. Where the clock was set back, 60 s above the
 --     restored number are more than can have been drawn since.
---   * While raised_for is not this life, no session draws without the lock. In the same life a sequence is set only if it is a second
---     behind: no session that passed the check of draw() can have drawn that far before setval. So setval never lowers a sequence.
 --   * The lock is released by rolling back the subtransaction: at once, although the caller's transaction goes on, and also after an
---     error or a cancellation. No rollback undoes setval.
+--     error or a cancellation.
 create function holdfast.raise_number(counter regclass) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -152,13 +167,9 @@ begin
         life := holdfast.server_life();
         clock := holdfast.clock_number();
         if (select r.last_value from holdfast.raised_for r) is distinct from life then
-            perform setval(s.name, case when s.last < clock + 60000000 then clock + 60000000 else s.last + 60000000 end)
-               from (select 'holdfast.fence'::regclass as name, f.last_value as last from holdfast.fence f
-                     union all select 'holdfast.version', v.last_value from holdfast.version v
-                     union all select 'holdfast.place', p.last_value from holdfast.place p) s;
-            perform setval('holdfast.raised_for', life);
+            perform holdfast.set_numbers(life, 9223372036854775807, clock + 60000000);
         elsif coalesce(pg_sequence_last_value(counter), 0) < clock - 1000000 then
-            perform setval(counter, clock);
+            perform holdfast.set_numbers(life, clock - 1000000, clock);
         end if;
         n := nextval(counter);
         raise exception 'release the lock' using errcode = 'HF000';
@@ -168,19 +179,22 @@ begin
     return n;
 end $$;
 
--- The next number of a sequence. It is drawn before the check: a restore that resets the sequence in between is noticed.
+-- The next number of a sequence. It is drawn after the check of raised_for: a number that was drawn before a raise by another session
+-- may be one that a restore has lost.
 -- Never with synchronous_commit = off, even if the role or database sets it: after a crash the same number would be issued again.
 create function holdfast.draw(counter regclass) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
-    n bigint := nextval(counter);
+    n bigint;
 begin
     if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
     -- hot: server_life() and clock_number(), inlined
-    if n >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000 and (
-           select r.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
-             from holdfast.meta m, holdfast.raised_for r) then
-        return n;
+    if (select r.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
+          from holdfast.meta m, holdfast.raised_for r) then
+        n := nextval(counter);
+        if n >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000 then
+            return n;
+        end if;
     end if;
     return holdfast.raise_number(counter);
 end $$;
@@ -232,12 +246,7 @@ begin
     begin
         perform pg_advisory_xact_lock(hashtext('holdfast.raise'), 0);
         target := greatest(holdfast.clock_number() + 60000000, above);
-        -- Other sessions draw meanwhile, but not 60,000,000 numbers.
-        perform setval(s.name, greatest(target, s.last + 60000000))
-           from (select 'holdfast.fence'::regclass as name, f.last_value as last from holdfast.fence f
-                 union all select 'holdfast.version', v.last_value from holdfast.version v
-                 union all select 'holdfast.place', p.last_value from holdfast.place p) s
-          where s.last < target;
+        perform holdfast.set_numbers(holdfast.server_life(), target, target);
         target := (select f.last_value from holdfast.fence f);
         raise exception 'release the lock' using errcode = 'HF000';
     exception when sqlstate 'HF000' then
@@ -392,7 +401,7 @@ begin
             continue when not found;
             -- The row is ours. If another fence was drawn since ours, its holder may have had and released this name: draw again.
             if pg_sequence_last_value('holdfast.fence'::regclass) <> number then
-                number := nextval('holdfast.fence');
+                number := holdfast.draw('holdfast.fence');
                 update holdfast.lease l set fence = number where l.name = lease_acquire.name;
             end if;
             status := 'acquired';
@@ -750,7 +759,7 @@ begin
 end $$;
 
 revoke all on function holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
-    holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
+    holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
     holdfast.fence_raise(bigint), holdfast.fence_ahead(),
     holdfast.check_name(text, text), holdfast.waiters_name(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),

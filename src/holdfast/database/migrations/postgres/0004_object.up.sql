@@ -215,7 +215,7 @@ begin
                 kind := 'created';
                 -- If another number was drawn since ours, its writer may have created and deleted this object: ours must be higher.
                 if pg_sequence_last_value('holdfast.version'::regclass) <> number then
-                    update holdfast.object x set version = nextval('holdfast.version')
+                    update holdfast.object x set version = holdfast.draw('holdfast.version')
                      where x.type = object_put.type and x.id = object_put.id returning * into o;
                 end if;
             end if;
