@@ -63,9 +63,9 @@ class PatroniCluster(Resource):
             raise
 
     def url(self, database: str) -> str:
-        """The URL that names all nodes. The client finds the one that accepts writes."""
+        """The URL that names all nodes, as docs/howto/high-availability.md advises."""
         hosts = ",".join(node.address for node in self.nodes.values())
-        return f"postgresql://postgres@{hosts}/{database}?target_session_attrs=read-write"
+        return f"postgresql://postgres@{hosts}/{database}?target_session_attrs=read-write&connect_timeout=3"
 
     def members(self, *, without: str | None = None) -> dict[str, Member]:
         """As the first node reports that can reach etcd; empty if none can. ``without``: do not ask this node."""
