@@ -47,6 +47,7 @@ INSIDE = {
     " 'released', false",
     "draw": "'holdfast.fence'",
     "raise_number": "'holdfast.fence'",
+    "set_numbers": "1, 2, 3",
     "copy_id": "",
     "server_life": "",
     "current_space": "",

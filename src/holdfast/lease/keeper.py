@@ -65,7 +65,8 @@ class Beat:
         """Whether its row is known to exist."""
         self.is_doubtful = False
         """Whether an acquire that would have created the row was never answered."""
-        self.generation = 0
+        self.generation: int | None = None
+        """The one for which the database was asked which leases it has. None before the first heartbeat."""
         self.failures = 0
         self.error: HoldfastError | None = None
         """Of the last heartbeat."""
@@ -355,7 +356,9 @@ class Keeper:
             self.release_later(lease.name, lease.token)
 
     def _check_leases(self, beat: Beat, generation: int) -> bool:
-        """A new generation: one of our leases was taken by force or by a twin of the same holder, or is recalled.
+        """A new generation: one of our leases was taken by force or by a twin of the same holder, or is recalled. Or
+        the server has been started, and may have lost an acquire or a release: a lease that only the database has is
+        released.
 
         Returns False if the database did not say which one; then this heartbeat proves nothing. While an acquire is in
         flight, which may have been granted and taken away already, the generation is looked at again.
@@ -373,13 +376,21 @@ class Keeper:
             self.background.doubt_session(error)
             beat.due = now() + backoff(1, beat.trust.left(now()))  # the generation still differs: ask again
             return False
-        held, recalled = {row["token"] for row in rows}, {row["token"] for row in wanted}
+        held, recalled = {row["token"]: row["name"] for row in rows}, {row["token"] for row in wanted}
         if not acquires:
             beat.generation = generation
+        with self._lock:  # now: one that was granted after the answer is ours
+            unknown = held.keys() - leases.keys() - beat.leases.keys() if not (acquires or beat.acquires) else ()
+        for token in unknown:
+            self.release_later(held[token], token)
         for token, lease in leases.items():
             if token not in held and self.remove(beat, token):
                 self._report_loss(
-                    lease, LeaseLost("it was taken away by force, or by another process of the same holder")
+                    lease,
+                    LeaseLost(
+                        "it was taken away by force, or by another process of the same holder, or the database was "
+                        "set back to a state without it"
+                    ),
                 )
             elif token in recalled and lease.on_recall is not None:
                 lease.on_recall()

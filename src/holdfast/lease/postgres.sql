@@ -44,7 +44,7 @@ select pg_sleep(0.06)
 select generation from holdfast.beat_renew(:beat::uuid)
 
 -- name: beat_leases
-select token from holdfast.beat_leases(:beat::uuid)
+select name, token from holdfast.beat_leases(:beat::uuid)
 
 -- name: beat_wanted
 select token from holdfast.beat_wanted(:beat::uuid)

@@ -146,7 +146,7 @@ update holdfast_beat set expires_at = {now} - 0.001 where id = (select beat from
 update holdfast_beat set expires_at = {now} + ttl where id = :beat and not dead and expires_at > {now} returning generation;
 
 -- name: beat_leases
-select token from holdfast_lease where beat = :beat;
+select name, token from holdfast_lease where beat = :beat;
 
 -- name: beat_wanted
 select value as token from holdfast_beat b, json_each(b.wanted) where b.id = :beat;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import Owner
 from holdfast.runtime.identity import new_token
 from holdfast.testing import Postgres, Proxy
+from holdfast.testing.server_user import server_user
 from tests.children import NONE, PATIENCE, Child, backends, eventually, kept, last_queries, query, rows
 from tests.conftest import migrated
 from tests.pairs import EACH_ONCE, ONE_FLAVOUR
@@ -161,6 +163,29 @@ def test_leases_survive_a_server_restart_shorter_than_the_ttl(own_server: Postgr
             record = client.leases.get("a")
             assert record is not None
             assert record.fence == grant.fence
+
+
+def test_a_restore_that_keeps_the_beat_ends_what_it_lost_and_what_was_released(tmp_path: Path) -> None:
+    """Without another life of the server, no heartbeat would ever ask for the leases."""
+    with Postgres.create() as server, holdfast.Client(migrated(server.database("app"))) as client:
+        kept_all_along = client.lease("kept", ttl=600, renew_every=0.1).acquire()
+        released = client.lease("released", ttl=600, renew_every=0.1).acquire()
+        server.stop()
+        shutil.copytree(server.data, backup := tmp_path / "backup")
+        server.start()
+        released.release()
+        lost = client.lease("lost", ttl=600, renew_every=0.1).acquire()
+        server.stop()
+        shutil.rmtree(server.data)
+        shutil.copytree(backup, server.data)
+        server_user().own(server.data)
+        server.data.chmod(0o700)
+        server.start()
+        eventually(lambda: lost.lost, "the acquire was lost")
+        with pytest.raises(holdfast.LeaseLost, match="set back to a state without it"):
+            lost.check()
+        eventually(lambda: [each.name for each in client.leases.list()] == ["kept"], "the release was lost")
+        kept_all_along.check()
 
 
 def test_a_server_away_for_longer_than_the_ttl_means_unknown_and_stays_so(own_server: Postgres) -> None:

@@ -540,21 +540,21 @@ begin
 end $$;
 
 -- The heartbeat. No row: the beat is lost for ever. After an error, retry until trust ends. A crash must not undo it, because
--- the holder relies on it: hence never synchronous_commit = off, as in draw.
+-- the holder relies on it: hence never synchronous_commit = off, as in draw. The generation that it returns also differs in another
+-- life of the server: a failover or a restore may have lost a lease, or its release, and kept the beat.
 create function holdfast.beat_renew(beat uuid) returns table (generation bigint)
 language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
 begin
     if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
     return query update holdfast.beat b set expires_at = clock_timestamp() + b.ttl
-     where b.id = beat_renew.beat and not b.dead and b.expires_at > clock_timestamp() returning b.generation;
+     where b.id = beat_renew.beat and not b.dead and b.expires_at > clock_timestamp() returning b.generation # holdfast.server_life();
 end $$;
 
-create function holdfast.beat_leases(beat uuid) returns table (token uuid)
+create function holdfast.beat_leases(beat uuid) returns table (name text, token uuid)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select l.token from holdfast.lease l where l.beat = beat_leases.beat;
+    return query select l.name, l.token from holdfast.lease l where l.beat = beat_leases.beat;
 end $$;
 
 -- End a process: release its leases, at most 1,000 per call, because each one occupies the server's lock table until the
