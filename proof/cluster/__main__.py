@@ -22,7 +22,7 @@ from holdfast.testing.history import now
 from proof.argument_types import count, seconds
 from proof.cluster import etcd, report
 from proof.cluster.run import KINDS, NO_CLOCK, ClusterRun, available_kinds
-from proof.cluster.verdicts import judge
+from proof.workload.verdicts import judge
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

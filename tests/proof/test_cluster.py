@@ -16,8 +16,8 @@ from holdfast.testing.history import DatabaseRows, Recorder, write_database
 from proof.cluster import etcd, report
 from proof.cluster.__main__ import main, run
 from proof.cluster.run import FaultRecord, available_kinds
-from proof.cluster.verdicts import FinalState, judge
-from proof.cluster.worker import LAST_NOTE
+from proof.workload.verdicts import FinalState, judge
+from proof.workload.worker import LAST_NOTE
 from tests.children import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +131,19 @@ def test_a_watch_that_listed_the_objects_has_missed_only_what_is_newer(tmp_path:
     for version, is_missing in ((5, False), (6, True)):
         verdicts = judge(tmp_path, GOOD._replace(changes=[("b", version), *CHANGES]), ttl=3.0)
         assert ("watches skip nothing" in [each.check for each in verdicts if each.violations]) == is_missing
+
+
+def test_a_watch_that_was_killed_is_judged_by_what_it_returned(tmp_path: Path) -> None:
+    record_good_run(tmp_path)
+    with Recorder(tmp_path, "worker-1-watch") as watcher:
+        watcher.info("watched", CHANGES[0][0], version=CHANGES[0][1], kind="updated")
+    for killed, is_missing in ((["worker-1"], False), ([], True)):
+        verdicts = judge(tmp_path, GOOD._replace(killed=killed), ttl=3.0)
+        assert ("watches skip nothing" in [each.check for each in verdicts if each.violations]) == is_missing
+    with Recorder(tmp_path, "worker-1-watch") as watcher:
+        watcher.info("watched", "a", version=99, kind="updated")
+    verdicts = judge(tmp_path, GOOD._replace(killed=["worker-1"]), ttl=3.0)
+    assert "watches skip nothing" in [each.check for each in verdicts if each.violations]
 
 
 def test_the_judge_finds_two_holders_a_fence_that_falls_and_a_watch_that_repeats(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
 | watch      | watches the notes, from before the first fault until the last note                                  |
 | relay      | publishes the log of operations while it leads                                                      |
 
-``ClusterRun`` starts it, with its job as JSON. It ends in order when its standard input is closed. It never judges.
+``Workload`` starts it, with its job as JSON. It ends in order when its standard input is closed. It never judges.
 """
 
 import json

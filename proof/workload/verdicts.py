@@ -1,4 +1,4 @@
-"""The checks of a cluster run, as verdicts with the number of things they counted."""
+"""The checks of a workload, as verdicts with the number of things they counted."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -42,6 +42,8 @@ class FinalState(NamedTuple):
     pruned: Sequence[str]
     """Sandboxes whose record was removed, although their backend was there all the time."""
     crashed: Sequence[str]
+    killed: Collection[str] = ()
+    """Workers that were killed: their watches have not returned everything."""
 
 
 def judge(folder: Path, state: FinalState, ttl: float) -> list[CheckVerdict]:
@@ -67,7 +69,7 @@ def judge(folder: Path, state: FinalState, ttl: float) -> list[CheckVerdict]:
         CheckVerdict.of(
             "watches skip nothing",
             sum(event.op == "watched" for event in events),
-            list(_watch_violations(events, state.changes)),
+            list(_watch_violations(events, state)),
         ),
         CheckVerdict.of("relays skip nothing", len(set(relayed)), list(_relay_violations(relayed, state))),
         CheckVerdict.of(
@@ -102,22 +104,24 @@ def _watched(events: Sequence[Event]) -> dict[str, list[Write]]:
     return returned
 
 
-def _watch_violations(events: Sequence[Event], changes: Collection[Write]) -> Iterator[str]:
+def _watch_violations(events: Sequence[Event], state: FinalState) -> Iterator[str]:
     """A watch that was told that its cursor has expired has listed the notes then. What it missed is in that list, or
     was replaced by what is."""
     for worker, returned in _watched(events).items():
         yield from (f"{worker} got {write} {times} times" for write, times in Counter(returned).items() if times > 1)
-        yield from (f"{worker} got {write}, which was never committed" for write in set(returned) - set(changes))
+        yield from (f"{worker} got {write}, which was never committed" for write in set(returned) - set(state.changes))
         newest: dict[str, int] = {}
         for id, version in returned:
             if version < newest.get(id, 0):
                 yield f"{worker} got {(id, version)} after version {newest[id]}"
             newest[id] = version
+        if worker.removesuffix("-watch") in state.killed:
+            continue
         listed: Counter[str] = Counter()
         for event in events:
             if event.worker == worker and event.op == "listed":
                 listed |= Counter(event.data["versions"])
-        missing = set(changes) - set(returned)
+        missing = set(state.changes) - set(returned)
         yield from (f"{worker} did not get {write}" for write in sorted(missing) if write[1] > listed[write[0]])
 
 
