@@ -16,13 +16,16 @@ from threading import Event
 from proof.argument_types import count, positive, seconds
 from proof.chaos import report
 from proof.chaos.scenario import Outcome, Scenario
+from proof.chaos.services import Services
 from proof.chaos.targets import TARGETS, available_targets
+
+SERVICES = "services"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    lanes = options.lanes or available_targets()
+    lanes = options.lanes or [*available_targets(), SERVICES]
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
     try:
@@ -39,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.is_set() or time.monotonic() - started >= options.minutes * 60
 
     scenarios = [
-        Scenario(lane, folder / lane, seed, ttl=options.ttl, size=options.size, kinds=options.faults) for lane in lanes
+        Services(folder / lane, seed, kinds=options.faults)
+        if lane == SERVICES
+        else Scenario(lane, folder / lane, seed, ttl=options.ttl, size=options.size, kinds=options.faults)
+        for lane in lanes
     ]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -66,13 +72,18 @@ def _parser() -> argparse.ArgumentParser:
         "2 called wrongly, 3 a lane could not be played to its end or a check had nothing to count.",
     )
     parser.add_argument("--minutes", type=positive, default=2.0, help="how long the faults last; default: %(default)s")
-    parser.add_argument("--lane", dest="lanes", action="append", choices=TARGETS, help="only this one; may be repeated")
+    parser.add_argument(
+        "--lane", dest="lanes", action="append", choices=[*TARGETS, SERVICES], help="only this one; may be repeated"
+    )
     parser.add_argument("--seed", type=int, help="chooses the faults; default: at random")
     parser.add_argument(
         "--faults", action="append", default=[], metavar="KIND", help="only of this kind; may be repeated"
     )
     parser.add_argument(
-        "--ttl", type=seconds(0.05, 86_400), default=1.0, help="of the leases, in seconds; default: %(default)s"
+        "--ttl",
+        type=seconds(0.05, 86_400),
+        default=1.0,
+        help="of the leases of contenders, in seconds; default: %(default)s",
     )
     parser.add_argument(
         "--size", type=count(1), default=4, help="contenders per lane, two threads each; default: %(default)s"
@@ -82,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_all(scenarios: Sequence[Scenario], over: Callable[[], bool], stop: Event, seconds: float) -> list[Outcome]:
+def _run_all(
+    scenarios: Sequence[Scenario | Services], over: Callable[[], bool], stop: Event, seconds: float
+) -> list[Outcome]:
     """Run all scenarios at once, and print the progress. If one fails, or on Ctrl-C, all stop: faults are
     healed and processes ended before this returns."""
     with ThreadPoolExecutor(len(scenarios)) as pool:

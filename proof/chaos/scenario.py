@@ -182,4 +182,5 @@ def _read_rows(target: Target) -> DatabaseRows:
         rows("proof_grant", "name", "fence", "outcome"),
         all_grants=True,
         sane_clocks=target.sane_clocks,
+        set_back=target.set_back,
     )

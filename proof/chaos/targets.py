@@ -7,7 +7,7 @@ once are no violation.
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ from holdfast.testing.faults import (
     read_only,
     refuse,
     restart,
+    restore_copy,
+    restore_dump,
+    restore_template,
     standby_away,
     terminate,
 )  # fmt: skip
@@ -63,14 +66,33 @@ class Target(NamedTuple):
     sane_clocks: bool = True
     retire: Callable[[], object] = lambda: None
     """Close poolers, which keep connections open."""
+    set_back: bool = False
+    """Whether its faults restore backups. Then two workers may trust the same lease for a TTL, too."""
+
+
+def _prepare(url: str) -> str:
+    with holdfast.Client(url) as client:
+        client.migrate()
+    for text in (*protected_tables.TABLES, _ALL_GRANTS, _KEEP_POSTGRES):
+        _rows(url, text)
+    return url
+
+
+def _rows(url: str, text: str) -> Rows:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True, connect_timeout=60) as connection:
+        cursor = connection.execute(text.encode())
+        return cursor.fetchall() if cursor.description else []
 
 
 @contextmanager
-def postgres() -> Iterator[Target]:
-    """A primary and its synchronous standby, each behind its own proxy. Clients find the primary."""
+def postgres(prepare: Callable[[str], str] = _prepare) -> Iterator[Target]:
+    """A primary and its synchronous standby, each behind its own proxy. Clients find the primary. ``prepare`` is given
+    the URL of the empty database."""
     with ExitStack() as stack:
         pair = stack.enter_context(Pair.create())
-        name = _prepare(pair.primary.database("chaos")).rpartition("/")[2]
+        name = prepare(pair.primary.database("chaos")).rpartition("/")[2]
         proxies = [stack.enter_context(Proxy(server.url)) for server in (pair.primary, pair.standby)]
         hosts = ",".join(proxy.url.partition("@")[2].partition("/")[0] for proxy in proxies)
 
@@ -124,6 +146,19 @@ def clocks() -> Iterator[Target]:
 
 
 @contextmanager
+def restores() -> Iterator[Target]:
+    """One server that is restored from backups, with the loss of what was committed since."""
+    with Postgres.create() as server:
+        url = _prepare(server.database("chaos"))
+        faults = [
+            *(restore_copy(server), restore_dump(server, "chaos"), restore_template(server, "chaos")) * 2,
+            *(make(server) for make in (restart, crash)),
+            terminate(url, on=server),
+        ]
+        yield Target([url], faults, lambda: url, lambda text: _rows(url, text), sane_clocks=False, set_back=True)
+
+
+@contextmanager
 def sqlite() -> Iterator[Target]:
     """One file. Its fault is a connection that holds the write lock."""
     with TemporaryDirectory(prefix="holdfast-chaos-") as folder:
@@ -141,28 +176,17 @@ def sqlite() -> Iterator[Target]:
         yield Target([url], [_blocking_writer(file)], lambda: url, query)
 
 
-TARGETS = {"postgres": postgres, "sqlite": sqlite, "clocks": clocks}
+TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
+    "postgres": postgres,
+    "sqlite": sqlite,
+    "clocks": clocks,
+    "restores": restores,
+}
 
 
 def available_targets() -> list[str]:
     """The names of the targets that can run on this machine."""
     return [name for name in TARGETS if name != "clocks" or faketime() is not None]
-
-
-def _prepare(url: str) -> str:
-    with holdfast.Client(url) as client:
-        client.migrate()
-    for text in (*protected_tables.TABLES, _ALL_GRANTS, _KEEP_POSTGRES):
-        _rows(url, text)
-    return url
-
-
-def _rows(url: str, text: str) -> Rows:
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True, connect_timeout=60) as connection:
-        cursor = connection.execute(text.encode())
-        return cursor.fetchall() if cursor.description else []
 
 
 def force(target: Target, name: str) -> Fault:

@@ -26,6 +26,7 @@ from proof.chaos.contender import Belief, Contender, Job
 from proof.chaos.contenders import Contenders
 from proof.chaos.report import Run, as_html, as_json, as_text, status
 from proof.chaos.scenario import Outcome, Scenario
+from proof.chaos.services import Services
 from proof.chaos.tables import Tables
 from proof.chaos.targets import TARGETS, Target, available_targets
 from tests.children import eventually
@@ -139,6 +140,44 @@ def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> 
     assert not outcome.error
     assert outcome.report is not None
     assert "C3" in outcome.report.violated
+    assert status([outcome]) == 1
+
+
+def test_relays_shards_and_reconcilers_break_no_promise_under_fire(tmp_path: Path) -> None:
+    services, began = Services(tmp_path, 11), time.monotonic()
+    outcome = services.run(lambda: services.faults.total() >= FAULTS or time.monotonic() - began > LIMIT)
+    assert outcome.ok, as_text(Run(11, 0.5, "unknown", [outcome]))
+    assert outcome.faults.total() >= FAULTS
+    assert outcome.report is not None
+    assert {each.check for each in outcome.report.verdicts} >= {
+        "relays skip nothing", "the reconciler keeps records true", "watches skip nothing",
+        "no superseded holder commits",
+    }  # fmt: skip
+    assert "the reconciler keeps records true" in as_html(Run(11, 0.5, "unknown", [outcome]))
+
+
+def test_it_would_be_noticed_if_numbers_came_from_the_sequence_alone(tmp_path: Path) -> None:
+    """A dump restores it to its last number, which the copy of a running server does not."""
+    numbers: list[Target] = []
+
+    def prepare(target: Target) -> None:
+        target.query(
+            "create or replace function holdfast.draw(counter regclass) returns bigint language sql as "
+            "'select nextval(counter)'"
+        )
+        numbers.append(target)
+
+    def repeated(seconds: float) -> bool:
+        time.sleep(0.5)
+        grants = "select count(*) from proof_grant group by fence having count(*) > 1"
+        granted = [event.fence for event in read(kept) if event.op == "acquire" and event.kind == "ok"]
+        return seconds > LIMIT or len(granted) > len({*granted}) or bool(numbers[0].query(grants))
+
+    kept = tmp_path / "kept"
+    outcome = played("restores", kept, repeated, ttl=0.4, size=6, kinds=["restore_dump"], prepare=prepare)
+    assert not outcome.error
+    assert outcome.report is not None
+    assert "C1" in outcome.report.violated
     assert status([outcome]) == 1
 
 

@@ -117,6 +117,8 @@ class DatabaseRows(NamedTuple):
     """Whether no clock was changed. Then two workers must never trust grants of the same lease at once."""
     effects: Sequence[Row] = ()
     """name, value: effects of operations"""
+    set_back: bool = False
+    """Whether the database was restored from a backup meanwhile, and has lost what was acknowledged since."""
 
 
 class Recorder(Resource):

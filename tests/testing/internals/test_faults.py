@@ -181,6 +181,21 @@ def test_a_server_that_refuses_ends_connections_to_one_database_until_it_is_heal
         pass
 
 
+@pytest.mark.parametrize("kind", ["restore_copy", "restore_dump", "restore_template"])
+def test_a_restore_loses_what_was_committed_since_its_begin(own: Postgres, kind: str) -> None:
+    name = f"restored_{next(_numbers)}"
+    url = own.database(name)
+    query(url, "create table written (what text)")
+    query(url, "insert into written values ('before')")
+    fault = faults.restore_copy(own) if kind == "restore_copy" else getattr(faults, kind)(own, name)
+    for _ in range(2):  # it may be used again
+        fault.begin()
+        query(url, "insert into written values ('lost')")
+        fault.heal()
+        assert query(url, "select what from written") == [("before",)]
+    query(url, "insert into written values ('after')")
+
+
 def test_a_process_that_is_to_fork_gets_a_signal_that_others_ignore() -> None:
     with Child(_HANDLES_SIGURG) as child, Child(_COUNTS) as other:
         child.expect("ready")

@@ -11,7 +11,8 @@ C8   after the faults everything can be acquired again in time
 C9   nothing is left over
 C10  gauges show what was held (if gauges were read)
 
-A history is about one database: its fences are compared across names.
+A history is about one database: its fences are compared across names. Of one that was set back by a restore, C4 and C6
+are not judged: it has lost what was acknowledged.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.testing.checker.beliefs import overlaps
-from holdfast.testing.checker.checks import CHECKS, CheckVerdict, Evidence, gauges_are_true, one_effect_a_key
+from holdfast.testing.checker.checks import (
+    CHECKS,
+    LOST_BY_A_RESTORE,
+    CheckVerdict,
+    Evidence,
+    gauges_are_true,
+    one_effect_a_key,
+)
 from holdfast.testing.history import DatabaseRows, Event, operations, read, read_database
 
 
@@ -60,7 +68,8 @@ def check(
             raise ValueError(f"an event has no key in its data: {operation}")
         if operation.op == "run" and operation.outcome == "ok" and "result" not in operation.data:
             raise ValueError(f"an event has no result in its data: {operation}")
-    verdicts = [judge(evidence) for judge in CHECKS]
+    checks = [each for each in CHECKS if not (database.set_back and each in LOST_BY_A_RESTORE)]
+    verdicts = [judge(evidence) for judge in checks]
     if database.effects or any(operation.op == "run" for operation in evidence.operations):
         verdicts.append(one_effect_a_key(evidence))
     if evidence.infos("gauge"):

@@ -11,6 +11,7 @@ from holdfast.testing.faults.fault import Fault
 from holdfast.testing.faults.nemesis import Nemesis, plan
 from holdfast.testing.faults.network import network
 from holdfast.testing.faults.processes import fork, kill, pause, terminate
+from holdfast.testing.faults.restores import restore_copy, restore_dump, restore_template
 from holdfast.testing.faults.servers import (
     Pair,
     crash,
@@ -45,6 +46,9 @@ __all__ = [
     "read_only",
     "refuse",
     "restart",
+    "restore_copy",
+    "restore_dump",
+    "restore_template",
     "standby_away",
     "terminate",
 ]
