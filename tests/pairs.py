@@ -12,7 +12,7 @@ from tests.conftest import MAJORS, NEWEST
 ALL = [("sync", "sqlite"), ("async", "sqlite"), ("sync", MAJORS[0]), ("async", NEWEST)]
 """Every engine in both flavours, because the sessions of both are written by hand, and both versions of PostgreSQL."""
 
-CONTRACT = pytest.mark.parametrize(("connect", "emptied"), [*ALL, ("sync", "poor")], indirect=True)
+CONTRACT = pytest.mark.parametrize(("connect", "emptied"), [*ALL, ("sync", "poor"), ("async", "poor")], indirect=True)
 """For a contract suite on the fixture ``emptied``; once more on a PostgreSQL without LISTEN and session locks."""
 
 EACH_ONCE = pytest.mark.parametrize(("connect", "either"), [("sync", "sqlite"), ("async", "postgres")], indirect=True)

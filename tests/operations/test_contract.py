@@ -21,7 +21,6 @@ class TestOperation(OperationContract):
     pass
 
 
-@pytest.mark.parametrize("connect", ["sync"], indirect=True)
 class TestOperationOnAPoorServer(OperationContract):
     @pytest.fixture
     def url(self, poor_url: str) -> str:

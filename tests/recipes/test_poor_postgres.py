@@ -16,6 +16,7 @@ from tests.recipes.slots.test_slots import (  # noqa: F401
     test_the_capacity_grows_and_shrinks_while_slots_are_held,
 )
 from tests.recipes.test_elector import (  # noqa: F401
+    test_on_a_loop_the_work_is_cancelled_and_its_end_is_waited_for,
     test_the_lease_is_held_until_the_work_has_ended,
     test_the_work_that_ends_by_itself_ends_the_run_and_its_error_is_told,
 )
