@@ -138,7 +138,7 @@ def _late(testbed: Testbed, wait: Callable[[Locker, str, Key, Callable[[], objec
     assert isinstance(locker, Locker)
     with holdfast.Client(testbed.url) as holder, Proxy(testbed.url) as proxy:
         grant = holder.lock(NAME).acquire()
-        [key] = _locks(testbed, granted=True)
+        key = _only_lock(testbed)
 
         def healed() -> None:
             proxy.heal()
@@ -166,7 +166,7 @@ def locked_through_a_pooler(testbed: Testbed) -> None:
     locker = testbed.implementation
     assert isinstance(locker, Locker)
     with holdfast.Client(testbed.url) as client, client.lock(NAME):
-        [key] = _locks(testbed, granted=True)
+        key = _only_lock(testbed)
     with Pooler(testbed.url, size=1) as pooler, Recorder(testbed.folder, "a") as a, Recorder(testbed.folder, "b") as b:
         began = now()
         believers = [record for record in (a, b) if locker.try_lock(pooler.url, testbed.url, key)]
@@ -184,7 +184,7 @@ def committed_inside(testbed: Testbed) -> None:
         Recorder(testbed.folder, "b") as record_b,
     ):
         with b.lock(NAME):
-            [key] = _locks(testbed, granted=True)
+            key = _only_lock(testbed)
 
         def try_lock() -> None:
             with b.lock(NAME).or_skip() as grant:
@@ -195,6 +195,12 @@ def committed_inside(testbed: Testbed) -> None:
         locker.work(testbed.url, key, try_lock)
         record_a.info("believe", "proof", None, **{"from": began, "until": now()})
         record_a.info("leftover", what="locks", count=len(_locks(testbed, granted=True)))
+
+
+def _only_lock(testbed: Testbed) -> Key:
+    """The lock that is held. A client tries session locks before its first one; that session may not have ended."""
+    until(lambda: len(_locks(testbed, granted=True)) == 1, what="one lock is held")
+    return _locks(testbed, granted=True)[0]
 
 
 def _locks(testbed: Testbed, *, granted: bool) -> list[Key]:

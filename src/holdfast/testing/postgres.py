@@ -48,6 +48,7 @@ _SETTINGS: Mapping[str, object] = {
     "wal_retrieve_retry_interval": "100ms",
 }
 _NOT_DURABLE: Mapping[str, object] = {"fsync": "off", "full_page_writes": "off"}
+_WITHOUT_TIMEOUTS = "-c statement_timeout=0 -c idle_session_timeout=0 -c idle_in_transaction_session_timeout=0"
 _SHUTDOWN_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _PORT_TAKEN = "could not create any TCP/IP sockets"
 
@@ -130,10 +131,11 @@ class Postgres(Resource):
         self.execute(f"drop database {_identifier(_database_name(url))} with (force)")
 
     def execute(self, statement: str, *parameters: object, dbname: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run one statement on a new connection and return its rows, if it has any."""
+        """Run one statement on a new connection and return its rows, if it has any. No timeout applies."""
         import psycopg
 
-        with psycopg.connect(self._url(dbname), autocommit=True, connect_timeout=60) as connection:
+        url = self._url(dbname)
+        with psycopg.connect(url, autocommit=True, connect_timeout=60, options=_WITHOUT_TIMEOUTS) as connection:
             cursor = connection.execute(statement.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 

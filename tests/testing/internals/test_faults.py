@@ -162,6 +162,7 @@ def test_an_impatient_server_ends_long_statements_but_not_those_of_a_client(own:
         connection.execute("select pg_sleep(60)")
     with holdfast.Client(url) as client, client.lease("a", ttl=600):
         pass
+    assert own.execute("select pg_sleep(0.5)"), "what heals it is not ended"
     fault.heal()
     eventually(lambda: not is_ended(), "it has limits no more")
 

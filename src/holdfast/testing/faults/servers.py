@@ -6,6 +6,7 @@ from typing import Any, Self
 from holdfast.testing.faults.fault import Fault
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.resource import Resource
+from holdfast.testing.server import until
 
 _STANDBY = "standby1"
 
@@ -180,15 +181,29 @@ def _altered(kind: str, server: Postgres | Pair, settings: Mapping[str, tuple[st
     def begin() -> None:
         changed.append(_primary(server))
         for name, (value, _) in settings.items():
-            changed[-1].alter(name, value)
+            _alter(changed[-1], name, value)
 
     def heal() -> None:
         while changed:
             primary = changed.pop()
             for name, (_, value) in settings.items():
-                primary.alter(name, value)
+                _alter(primary, name, value)
 
     return Fault(kind, server, begin, heal)
+
+
+def _alter(server: Postgres, name: str, value: str) -> None:
+    """Again after an error: a server whose clock steps may end a connection that is being opened."""
+    import psycopg
+
+    def is_altered() -> bool:
+        try:
+            server.alter(name, value)
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    until(is_altered, what=f"{name} is {value}")
 
 
 def _allow_connections(server: Postgres, database: str, *, allowed: bool) -> None:
