@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.children import eventually
-from tests.recipes.electors import STEADY, replicas
+from tests.recipes.electors import STEADY, replicas, replicas_beside
 from tests.recipes.slots.test_slots import (  # noqa: F401
     client,
     slots,
@@ -29,7 +29,11 @@ def either(poor_url: str) -> str:
 
 
 def test_resigning_hands_over_at_the_next_poll(poor_url: str) -> None:
-    with replicas(poor_url, 2, **STEADY) as (one, other):
+    """The one that resigns stands by after ten minutes: the other one need not be faster."""
+    with (
+        replicas(poor_url, 1, **STEADY | {"retry_every": 600.0, "ttl": 3600.0}) as (one,),
+        replicas_beside(f"{poor_url}?application_name=other", **STEADY | {"ttl": 3600.0}) as other,
+    ):
         assert one.elector.resign() is True
         eventually(lambda: other.leads, "the other one leads")
         assert one.log == ["begin", "end"]
