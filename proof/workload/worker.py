@@ -184,7 +184,9 @@ class Worker:
                     if connection is None or connection.closed:
                         connection = psycopg.connect(self._job.url, autocommit=True, connect_timeout=3)
                     outcome = self._client.operation(key, tx=connection).run(lambda: _take_effect(connection, key))  # noqa: B023
-                except (holdfast.HoldfastError, psycopg.Error) as error:
+                except (holdfast.HoldfastError, psycopg.Error, ValueError) as error:
+                    if isinstance(error, ValueError) and "read-only" not in str(error):
+                        raise  # of the server that refuses writes, it is no mistake of ours
                     call.unknown(error=f"{type(error).__name__}: {error}"[:200])
                     if connection is not None:
                         connection.close()
