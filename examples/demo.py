@@ -401,7 +401,8 @@ def show(postgres: bool, gateway: bool) -> int:
             server = at_end.enter_context(Postgres.create())
             url, engine = server.database(), f"PostgreSQL {server.binaries.version}"
         else:
-            url, engine = f"sqlite:///{folder}/demo.db", f"SQLite {sqlite3.sqlite_version}"
+            file = folder / "demo.db"
+            url, engine = f"sqlite:///{file}", f"SQLite {sqlite3.sqlite_version}, in {file}"
         at_end.callback(end_workers)
         story.console.print(f"holdfast {holdfast.__version__} on {engine}")
         try:

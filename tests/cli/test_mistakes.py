@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.app import app
+from tests.cli.command import call, invoke
 
+WITH_A_DATABASE = """
+run job -- touch started
+run --guard --wipe-on-start job -- touch started
+ls
+history
+release job --force --reason x
+locks
+locks end 1 --reason x
+slots
+gates
+ops health
+ops ls
+ops show charge:42
+ops recover
+ops complete charge:42 --reason x
+ops reset charge:42 --reason x
+ops rollback charge:42 --reason x
+ops replay
+ops verify
+ops export charge:42
+reviews ls
+reviews show 1
+reviews approve 1 --reason x
+reviews reject 1 --reason x
+relay run catalogue jsonl:lineage.jsonl
+relay ls
+relay parked catalogue
+relay retry catalogue
+relay rm catalogue --reason x
+migrate
+migrate up
+migrate status
+migrate down --to 0 --reason x --yes
+doctor
+check
+do lease.release job --reason x
+audit
+"""
+WITHOUT = {
+    "commands", "commands check", "completion", "driver", "driver create", "driver log", "driver ls", "driver rm",
+    "migrate print", "serve", "version",
+}  # fmt: skip
+"""Commands that use no database of the user, and `serve`, which has a default file."""
 MISTAKES = [
     (["do", "gate.open", "g", "--for", "-1", "--reason", "x"], 2, "--for must be a number from 1 to 86400, not -1.0"),
     (["migrate", "down", "--to", "0", "--reason", "x"], 1, "nothing was removed: not confirmed (--yes skips the"),
@@ -50,3 +97,29 @@ def test_a_mistake_is_named_with_what_to_do(
     assert (result.exit_code, message in result.output or message in str(result.exception)) == (code, True), (
         result.output
     )
+
+
+@pytest.mark.parametrize("line", WITH_A_DATABASE.strip().splitlines())
+def test_without_a_database_a_command_refuses_and_creates_no_file(tmp_path: Path, line: str) -> None:
+    done = (call if line.startswith("run") else invoke)(*shlex.split(line), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no database is configured: set HOLDFAST_URL=postgresql://host/name" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_either_refuses_without_a_database_or_uses_none() -> None:
+    paths = set(_paths(app, ()))
+    refusing = {path for path in paths for line in WITH_A_DATABASE.splitlines() if f"{line} ".startswith(f"{path} ")}
+    assert refusing | WITHOUT | {"do"} >= {path for path in paths if not path.startswith("do ")}
+    assert "do lease.release" in refusing
+    assert refusing.isdisjoint(WITHOUT)
+
+
+def _paths(group: click.Group, above: tuple[str, ...]) -> Iterator[str]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join((*above, name))
+        if isinstance(command, click.Group):
+            yield from _paths(command, (*above, name))

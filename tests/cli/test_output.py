@@ -301,8 +301,8 @@ def test_an_unreachable_database_is_one_line_without_the_password(command: tuple
     assert "hunter2" not in done.stderr
 
 
-def test_url_goes_before_environment_before_file_before_the_default(tmp_path: Path) -> None:
-    places = {name: f"sqlite:///{tmp_path / name}.db" for name in ("option", "environment", "file", "holdfast")}
+def test_url_goes_before_environment_before_file(tmp_path: Path) -> None:
+    places = {name: f"sqlite:///{tmp_path / name}.db" for name in ("option", "environment", "file")}
     clients = [holdfast.Client(url) for url in places.values()]
     try:
         for name, client in zip(places, clients, strict=True):
@@ -312,7 +312,6 @@ def test_url_goes_before_environment_before_file_before_the_default(tmp_path: Pa
             [lease] = json.loads(ask(*arguments, "ls", "--json", cwd=tmp_path, **more))
             return str(lease["name"])
 
-        assert found() == "holdfast"
         (tmp_path / "holdfast.toml").write_text(f'url = "{places["file"]}"\n')
         assert found() == "file"
         assert found(HOLDFAST_URL=places["environment"]) == "environment"
@@ -322,7 +321,7 @@ def test_url_goes_before_environment_before_file_before_the_default(tmp_path: Pa
             client.close()
 
 
-def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
+def test_an_empty_setting_is_a_mistake_and_none_falls_back_to_the_next(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "holdfast.toml").write_text('url = ""')
     for arguments, more, where in (
@@ -342,9 +341,6 @@ def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
     done = call("run", "job", "--", "true", cwd=tmp_path / "empty")
     assert (done.returncode, done.stderr) == (2, "holdfast: holdfast.toml cannot be read: No such file or directory\n")
     assert not list(tmp_path.rglob("*.db"))
-    errors = call("ls", "--json", cwd=tmp_path).stderr
-    assert "sqlite:///holdfast.db" in errors
-    assert (tmp_path / "holdfast.db").exists()
     assert call("ls", "--json", cwd=tmp_path, HOLDFAST_URL=f"sqlite:///{tmp_path}/holdfast.db").stderr == ""
 
 
@@ -357,7 +353,7 @@ def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
         (b'url = ["postgresql://jane:hunter2@db/app"]', "url in holdfast.toml must be a string"),
         (b'url = "mysql://jane:hunter2@db/app"', "unknown URL scheme"),
         (b'url = "postgresql://jane:hunter2@db:x/app"', "not a valid PostgreSQL URL"),
-        (b'schema = "No Such"', "schema must be"),
+        (b'url = "sqlite:///app.db"\nschema = "No Such"', "schema must be"),
         (None, "cannot be read"),
     ],
 )

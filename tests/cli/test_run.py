@@ -207,13 +207,6 @@ def test_the_command_finds_the_lease_in_its_environment_wherever_it_goes(tmp_pat
     assert [each.name for each in folder.glob("*.db")] == ["app.db"]
 
 
-def test_the_default_file_is_used_and_said(tmp_path: Path) -> None:
-    done = call("run", "job", "--", "true", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "using sqlite:///holdfast.db in this folder" in done.stderr
-    assert (tmp_path / "holdfast.db").exists()
-
-
 def test_arguments_and_environment_arrive_as_they_are(sqlite_url: str) -> None:
     """Spaces, newlines, bytes that are no UTF-8, and more of them than fits into a pipe."""
     given = [b"two words", b"two\nlines", b"\xff\xfe", b"", b"--", b"-x", "ä".encode()]

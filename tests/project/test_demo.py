@@ -79,7 +79,9 @@ def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: li
     assert complaints == ""
     assert "\x1b" not in said
     assert "NOT TRUE" not in said
-    assert ("PostgreSQL" if options else "SQLite") in said.splitlines()[0]
+    assert re.search(
+        "on PostgreSQL" if options else r"on SQLite [\d.]+, in /\S+/demo\.db", " ".join(said.splitlines()[:2])
+    )
     assert re.search(r"1 of 2 has it", said)
     assert re.search(r"took over [\d.]+ s after the kill", said)
     assert re.search(r"took over from C \(pid \d+\) \d+ ms after the kill", said)

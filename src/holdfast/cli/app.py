@@ -113,8 +113,8 @@ class LazyGroup(SuggestingGroup):
 def app(context: click.Context, url: str | None, schema: str | None) -> None:
     """Leases, locks and run-once operations on the database you already have.
 
-    The database is the first of these that is set: --url, HOLDFAST_URL, `url` in ./holdfast.toml, the SQLite file
-    ./holdfast.db. `holdfast COMMAND --help` shows the options and examples of a command.
+    The database is the first of these that is set: --url, HOLDFAST_URL, `url` in ./holdfast.toml. `holdfast COMMAND
+    --help` shows the options and examples of a command.
 
     \b
     Exit codes:

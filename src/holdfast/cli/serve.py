@@ -60,8 +60,8 @@ from holdfast.cli import settings as cli_settings
 def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Run a replica of the gateway: sandboxes and agents over HTTP.
 
-    Without arguments it uses an SQLite file, starts a driver, and listens on loopback. In production, run it on several
-    machines with one PostgreSQL database.
+    Without arguments it uses the SQLite file holdfast.db in the working folder (and prints its path), starts a driver,
+    and listens on loopback. In production, run it on several machines with one PostgreSQL database.
 
     Prints one line on stdout when it listens, and logs to stderr. It runs in the foreground until TERM or INT (exit
     code 0; a second signal exits immediately with code 1). USR1 drains it: another replica leads, and it reports that
@@ -80,7 +80,7 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
       HOLDFAST_URL=postgresql://db1/app holdfast serve --host 0.0.0.0 --tokens-file tokens --hosts holdfast.example
     """
     try:
-        url, schema = cli_settings.database(context.obj["url"], context.obj["schema"])
+        url, schema = cli_settings.database(context.obj["url"], context.obj["schema"], default_file="holdfast.db")
         from holdfast.gateway.server import StartRefused, run
         from holdfast.gateway.settings import load
 

@@ -1,5 +1,5 @@
-"""Where the database is: --url, else HOLDFAST_URL, else ``url`` in ./holdfast.toml, else ./holdfast.db, with a notice
-on stderr. And the other tables of holdfast.toml: the policy of datasets, and the gateway."""
+"""Where the database is: --url, else HOLDFAST_URL, else ``url`` in ./holdfast.toml. And the other tables of
+holdfast.toml: the policy of datasets, and the gateway."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.governance import Policy
 
-DEFAULT_URL = "sqlite:///holdfast.db"
 CONFIG = "holdfast.toml"
 
 
-def database(url: str | None, schema: str | None) -> tuple[str, str]:
-    """The URL and the schema. Raises ValueError when holdfast.toml is invalid, or the first setting found is empty.
+def database(url: str | None, schema: str | None, *, default_file: str | None = None) -> tuple[str, str]:
+    """The URL and the schema. ``default_file`` is the SQLite file to use if no URL is set; its path is printed.
 
-    An empty setting, or a dangling link in place of holdfast.toml, is an error and never falls back to the default
-    file, which would elect a leader on every machine.
+    Raises ValueError if no URL is set and there is no default file, which would run a cron job that has lost its
+    HOLDFAST_URL on every machine; if the first setting found is empty; and if holdfast.toml is invalid.
     """
     config = _read_config() if os.path.lexists(CONFIG) else {}
     if url and _has_password(url):
         _warn("every user of this machine can see the password in --url: use HOLDFAST_URL or holdfast.toml instead")
     url = _first_setting("url", url, config)
     if url is None:
-        url = DEFAULT_URL
-        _warn(f"no database is configured (--url, HOLDFAST_URL, url in {CONFIG}): using {url} in this folder")
+        if default_file is None:
+            raise ValueError(
+                f"no database is configured: set HOLDFAST_URL=postgresql://host/name or =sqlite:///file.db, or url in "
+                f"{CONFIG}, or put --url before the command"
+            )
+        url = f"sqlite:///{default_file}"
+        _warn(
+            f"no database is configured (--url, HOLDFAST_URL, url in {CONFIG}): using {os.path.abspath(default_file)}"
+        )
     return url, _first_setting("schema", schema, config) or "holdfast"
 
 

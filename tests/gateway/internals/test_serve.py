@@ -323,4 +323,5 @@ def test_on_a_terminal_it_writes_for_people(place: Path) -> None:
         assert os.path.exists(place / "holdfast.db")  # noqa: PTH110
         code, said = running.end(signal.SIGTERM)
     assert code == 0
+    assert f"no database is configured (--url, HOLDFAST_URL, url in holdfast.toml): using {place}/holdfast.db" in said
     assert "gateway.stopped" in said
