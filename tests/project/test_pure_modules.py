@@ -14,7 +14,7 @@ PURE = """
     doctor/findings doctor/operations doctor/postgres doctor/sqlite
     driver/driver_json
     governance/audit_record governance/dataset governance/policy
-    lease/probe lease/records lease/terms lease/trust
+    lease/loss lease/probe lease/records lease/terms lease/trust
     lineage/records lineage/relay_terms lineage/verification
     lock/pool lock/records lock/row_key lock/terms
     objects/changes objects/model

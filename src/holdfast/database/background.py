@@ -104,6 +104,8 @@ class Background:
         self._wakeup = (-1, -1)
         """A pipe that ends the thread's sleep."""
         self._asleep_until = 0.0
+        """0 while it is awake."""
+        self._overslept = 0.0
         self._closing = False
 
     # What any thread may call. Nothing here waits for the database.
@@ -170,6 +172,12 @@ class Background:
                 self._interrupt_sleep()
             elif not self._closing:
                 self._start()
+
+    def late(self) -> float:
+        """Seconds by which the thread has overslept: until now, or when it last woke up. The process was paused, or the
+        machine was."""
+        until = self._asleep_until
+        return max(0.0, now() - until) if until else self._overslept
 
     def close(self, timeout: float) -> None:
         """Give back what is held and end the thread; waits for it for ``timeout`` seconds."""
@@ -296,6 +304,7 @@ class Background:
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, self._asleep_until - now()) * 1000 + 0.5)
+        self._overslept = max(0.0, now() - self._asleep_until)
         self._asleep_until = 0.0
         with suppress(BlockingIOError):
             os.read(self._wakeup[0], 4096)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from holdfast.database.engine import CALL_TIMEOUT, LOCKED, Engine, Repeated, Resource
 from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SchemaMismatch
 from holdfast.lease.keeper import PURGE_EVERY, Beat, Keeper, KeptLease, keeper_of, keepers_of
+from holdfast.lease.loss import loss_by_others
 from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust
 from holdfast.runtime import telemetry
@@ -41,7 +42,8 @@ class LeaseGrant:
         self._beat: Beat | None = None
         self._over: HoldfastError | None = None
         self._released = self._releasing = self._expires = False
-        self._since: float | None = now()
+        self._unreported = [now()]
+        """Since when it is held, until its end is reported."""
         self._scope = CancelScope()
         self._pid = os.getpid()
 
@@ -74,7 +76,7 @@ class LeaseGrant:
         asked_at, limit = now(), self._limit()
         [row] = self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
-            self._on_lost_first(LeaseLost("it expired or was taken over before it was renewed"))
+            self._on_lost_first(self._loss("it expired before it was renewed"))
         elif self._beat is not None:
             self._keeper.extend(self._beat, asked_at)
         elif self._over is None:  # not yet reported as lost to the user, so it need not stay lost
@@ -93,13 +95,16 @@ class LeaseGrant:
         self._releasing = True
         try:
             done = self._release(timeout)
+            loss = None if done or not self._unreported else self._loss("it expired before it was released")
         except Refused:
             self._releasing = False
+            if self._over is not None:
+                self._report_end(self._over)
             raise
         except BaseException:
             self._abandon()
             raise
-        self._finish()
+        self._finish(loss)
         return done
 
     def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
@@ -187,7 +192,8 @@ class LeaseGrant:
     def _keep(self, beat: str, session_key: int | None) -> None:
         """Have the heartbeat renew it from now on."""
         on_beat = self._on_beat if self._terms.has_own_beat else None
-        lease = KeptLease(self.name, self.token, self._engine.owner, self._lose, on_beat, self._terms.on_recall)
+        owner, on_recall = self._engine.owner, self._terms.on_recall
+        lease = KeptLease(self.name, self.token, self.fence, owner, self._lose, on_beat, on_recall)
         self._beat = self._keeper.keep(beat, self._trust, self._terms.renew_every, lease, session_key=session_key)
 
     def _let_expire(self) -> None:
@@ -227,10 +233,29 @@ class LeaseGrant:
             if self._engine.closing:
                 self._over = LeaseLost(f"lease {self.name!r} ended when its client was closed")
             elif self._current.left(now()) <= 0:
-                self._over = OwnershipUnknown(
-                    f"lease {self.name!r} could not be confirmed in time: it may have passed on"
-                )
+                self._over = self._unconfirmed()
+                self._report_end(self._over)
         return self._over
+
+    def _unconfirmed(self) -> HoldfastError:
+        if self._beat is not None:
+            return self._named(self._keeper.loss_of(self._beat))
+        return OwnershipUnknown(f"lease {self.name!r} could not be confirmed in time: it may have passed on")
+
+    def _named(self, error: HoldfastError) -> HoldfastError:
+        named = type(error)(f"lease {self.name!r} is lost: {error}")
+        named.__cause__ = error.__cause__
+        return named
+
+    def _loss(self, otherwise: str) -> HoldfastError:
+        """Why the database does not have it any more. ``otherwise``: what is said if the database does not say it."""
+        try:
+            asked = {"name": self.name, "limit": 100}
+            history = self._engine.call("lease_history", asked, timeout=self._limit())
+        except EngineError as problem:
+            log.debug("lease %r is lost, and its history is unknown: %s", self.name, problem)
+            return LeaseLost(otherwise)
+        return loss_by_others(history, self.name, self.fence, otherwise)
 
     def _release(self, timeout: float) -> bool:
         parameters = {"name": self.name, "token": self.token, "tell": self._beat is None}
@@ -249,9 +274,9 @@ class LeaseGrant:
         # A repeated call finds nothing, because the first one has released it.
         return bool(rows[0]["done"]) or (was_held and isinstance(rows, Repeated))
 
-    def _finish(self) -> None:
+    def _finish(self, loss: HoldfastError | None = None) -> None:
         self._released = True
-        self._report_end()
+        self._report_end(None if loss is None else self._named(loss))
         self._over = self._over or LeaseLost(f"lease {self.name!r} was released")
         self._forget()
         if self._beat is not None:
@@ -264,14 +289,14 @@ class LeaseGrant:
         if not self._terms.auto_renew:
             self._engine.state(HeldLeases).unrenewed.pop(self.token, None)
 
-    def _on_lost_first(self, error: LeaseLost) -> None:
+    def _on_lost_first(self, error: HoldfastError) -> None:
         """A call has shown that it is lost, before a heartbeat did. ``on_lost`` follows only for a lease with a
         heartbeat: one with ``auto_renew=False`` has its loss raised by the call itself. The keeper removes a lease only
         once, so a loss is reported once."""
         self._forget()
         if self._beat is None:
-            self._report_end(error)
-            self._over = self._over or LeaseLost(f"lease {self.name!r}: {error}")
+            self._over = self._over or self._named(error)
+            self._report_end(self._over)
         elif self._keeper.remove(self._beat, self.token):
             self._lose(error)
 
@@ -284,13 +309,23 @@ class LeaseGrant:
                 return True
         except EngineError as problem:
             log.debug("lease %r: a transaction was refused, and its status is unknown: %s", self.name, problem)
-        self._on_lost_first(LeaseLost("the database refused a transaction under it, because it has passed on"))
+        self._on_lost_first(self._loss("the database refused a transaction under it, because it has passed on"))
         return False
 
     def _report_end(self, error: HoldfastError | None = None) -> None:
-        """Report its end to telemetry, once: a lost lease may be released later, too."""
-        since, self._since = self._since, None
-        if since is None or not telemetry.listeners:
+        """Report its end, once: a loss to the log, and every end to telemetry. A lost lease may be released later, too,
+        and two threads may notice the loss."""
+        try:
+            since = self._unreported.pop()
+        except IndexError:
+            return
+        if error is not None:
+            what = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
+            log.event(
+                "lease.lost", WARNING, "%(error)s",
+                kind=self._kind, lease=self.name, fence=self.fence, reason=type(error).__name__, error=what,
+            )  # fmt: skip
+        if not telemetry.listeners:
             return
         if error is not None:
             telemetry.emit("lease.lost", kind=self._kind, reason=type(error).__name__)
@@ -310,9 +345,9 @@ class LeaseGrant:
         """In the background thread, or in the caller's if a call has shown it first."""
         if self._released:
             return
-        self._report_end(error)
-        self._over = problem = type(error)(f"lease {self.name!r}: {error}")
-        problem.__cause__ = error.__cause__
+        self._over = problem = self._named(error)
+        if not self._releasing:  # else the release reports it, unless it has succeeded
+            self._report_end(problem)
         if self._terms.on_beat is not None:
             self._terms.on_beat(problem, True)
         if self._releasing:  # the work under it has ended: there is nothing to stop
@@ -320,8 +355,7 @@ class LeaseGrant:
         on_lost = self._terms.on_lost
         if on_lost == "exit":
             log.event(
-                "lease.exits", CRITICAL, "%(error)s; on_lost='exit': this process ends now",
-                lease=self.name, error=str(problem),
+                "lease.exits", CRITICAL, "on_lost='exit' of lease %(lease)r: this process ends now", lease=self.name
             )  # fmt: skip
             os._exit(LOST_STATUS)
         if on_lost == "cancel":

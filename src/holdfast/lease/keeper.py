@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from holdfast.database.background import Background, background_of
 from holdfast.database.url import Database
-from holdfast.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown
+from holdfast.errors import EngineError, HoldfastError, OwnershipUnknown
+from holdfast.lease.loss import HISTORY_LIMIT, loss_by_expiry, loss_by_others, loss_by_silence
 from holdfast.lease.trust import BeatAnswer, BeatStep, Trust, after, backoff, budget, first_beat
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
@@ -30,6 +31,12 @@ UNDO_PATIENCE = 65.0
 """Seconds to retry the undoing of an acquire: longer than the server lets a statement run."""
 IDLE = 6.0
 """The trust that calls are bounded by while no lease is held."""
+_CALLS = 3
+"""A heartbeat takes at most so many times the timeout of a call: two of them to open a session."""
+_UNRECORDED = (
+    "it was taken away by force, or by another process of the same holder, or the database was set back to a state "
+    "without it"
+)
 LINGER = 1.0
 """Seconds that a beat without leases is kept for the next acquire."""
 
@@ -46,6 +53,7 @@ class KeptLease(NamedTuple):
 
     name: str
     token: str
+    fence: int
     owner: LeaseOwner
     on_lost: Callable[[HoldfastError], None]
     """Called once, when it is lost."""
@@ -131,6 +139,8 @@ class Keeper:
         self._expiring: list[Beat] = []
         """Only those that live with the session: it has to stay open for them."""
         self._purge_at = 0.0
+        self._answered_by = math.inf
+        """When the heartbeat that is under way has failed at the latest."""
 
     def _gauges(self) -> Iterator[tuple[str, float]]:
         with self._lock:
@@ -201,6 +211,13 @@ class Keeper:
                 if beat.session_key is not None:
                     self._expiring.append(beat)
                     self.background.wake_by(beat.trust.over)
+
+    def loss_of(self, beat: Beat) -> HoldfastError:
+        """Why trust in ``beat`` has ended."""
+        late = max(self.background.late(), now() - self._answered_by)
+        error = loss_by_silence(beat.trust, late, now())
+        error.__cause__ = beat.error
+        return error
 
     def extend(self, beat: Beat, asked_at: float) -> None:
         """The user renewed the beat at ``asked_at``."""
@@ -290,7 +307,7 @@ class Keeper:
             if ends_at is not None and ends_at <= now():
                 self._end(beat)
             elif beat.trust.left(now()) <= 0:  # reported before anything is asked, which may take its time
-                self._lose(beat, OwnershipUnknown("the database did not answer before our trust in it ended"))
+                self._lose(beat, self.loss_of(beat))
             elif beat.due <= now():
                 self._renew(beat)
         with self._lock:
@@ -308,6 +325,7 @@ class Keeper:
     def _renew(self, beat: Beat) -> None:
         self._remove_orphans(beat)
         asked_at = now()
+        self._answered_by = asked_at + _CALLS * self.call_timeout()
         answer, generation = self._ask(beat)
         if telemetry.listeners:
             telemetry.emit("keeper.beat", outcome=answer.value, seconds=now() - asked_at)
@@ -329,9 +347,10 @@ class Keeper:
             beat.due = now() + backoff(beat.failures, beat.trust.left(now()))
             self._report_beat(beat)
         elif step is BeatStep.LOST:
-            self._lose(beat, LeaseLost("it expired before a heartbeat reached the database"))
+            self._lose(beat, loss_by_expiry(beat.trust, self.background.late()))
         else:
-            self._lose(beat, OwnershipUnknown("the database did not answer before our trust in it ended"))
+            self._lose(beat, self.loss_of(beat))
+        self._answered_by = math.inf
 
     def _ask(self, beat: Beat) -> tuple[BeatAnswer, int]:
         try:
@@ -383,18 +402,26 @@ class Keeper:
             unknown = held.keys() - leases.keys() - beat.leases.keys() if not (acquires or beat.acquires) else ()
         for token in unknown:
             self.release_later(held[token], token)
+        lost = [lease for token, lease in leases.items() if token not in held and self.remove(beat, token)]
+        history = self._history(lost)
+        for lease in lost:
+            self._report_loss(lease, loss_by_others(history, lease.name, lease.fence, _UNRECORDED))
         for token, lease in leases.items():
-            if token not in held and self.remove(beat, token):
-                self._report_loss(
-                    lease,
-                    LeaseLost(
-                        "it was taken away by force, or by another process of the same holder, or the database was "
-                        "set back to a state without it"
-                    ),
-                )
-            elif token in recalled and lease.on_recall is not None:
+            if token in recalled and lease.on_recall is not None and lease not in lost:
                 lease.on_recall()
         return True
+
+    def _history(self, lost: list[KeptLease]) -> list[Any]:
+        """The latest ended grants, which say by whom a lease was taken away; none if the database does not answer."""
+        if not lost:
+            return []
+        name, limit = lost[0].name if len(lost) == 1 else None, min(HISTORY_LIMIT, 100 + 2 * len(lost))
+        try:
+            session = self.background.session(self.call_timeout())
+            return list(session.call("lease_history", {"name": name, "limit": limit}, self.call_timeout()))
+        except EngineError as error:
+            self.background.doubt_session(error)
+            return []
 
     def _lose(self, beat: Beat, error: HoldfastError) -> None:
         """Stop renewing the beat, and report the loss of all its leases.
@@ -409,11 +436,6 @@ class Keeper:
             leases = list(beat.leases.values())
             self.background.retry("purge", {}, patience=PURGE_EVERY, until=False, delay=beat.trust.ttl)
         error.__cause__ = beat.error
-        if leases:
-            log.event(
-                "lease.lost", ERROR, "%(count)d lease(s) on %(database)s lost: %(error)s",
-                database=str(self.database), count=len(leases), reason=type(error).__name__, error=str(error),
-            )  # fmt: skip
         for lease in leases:
             self._report_loss(lease, error)
 

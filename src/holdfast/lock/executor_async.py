@@ -204,7 +204,7 @@ class LoopExecutor:
         if session.over:
             self._close_unused(session)
             return
-        log.warning(
+        log.info(
             "a session for locks on %s is gone: %s",
             self.database,
             error,

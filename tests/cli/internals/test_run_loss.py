@@ -285,7 +285,7 @@ def test_an_operator_forces_it_away(request: pytest.FixtureRequest, engine: str,
         gone(family)
         assert run.wait() in LOST
         [line] = run.errors().splitlines()
-        assert "taken away by force" in line
+        assert "taken away by force by test: test" in line
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
         assert under_way.exists
         row, _ = late._call(new_token(), under_way, None, 10.0)
         keeper._lose(under_way, holdfast.OwnershipUnknown("silence"))
-        holding = KeptLease("late", row["token"], client._engine.owner, lambda _: None)
+        holding = KeptLease("late", row["token"], row["fence"], client._engine.owner, lambda _: None)
         keeper.keep(row["beat"], under_way.trust, 20.0, holding)
         assert lost.release()
         keeper.unreserve(under_way)
@@ -385,7 +385,7 @@ def beating(url: str) -> list[str]:
 def test_a_signal_handler_may_take_and_give_back_a_lease_while_one_is_given_back(step: int) -> None:
     """It runs in the thread that is there already, which no lock keeps out."""
     beat, owner = Beat.requested(30.0, None), Owner()
-    one, other = (KeptLease(name, name, owner, print) for name in ("one", "other"))
+    one, other = (KeptLease(name, name, 1, owner, print) for name in ("one", "other"))
     steps = iter(range(step + 1))
 
     def interrupt(*_: object) -> Any:

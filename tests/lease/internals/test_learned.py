@@ -54,7 +54,7 @@ def test_a_transaction_that_is_refused_is_a_loss_and_told(either: str) -> None:
             client.leases.force_release("import", **WHY)
             with pytest.raises(holdfast.FencedOut), grant.transaction(connection, at=at):
                 pass
-            with pytest.raises(holdfast.LeaseLost, match="refused a transaction"):
+            with pytest.raises(holdfast.LeaseLost, match="taken away by force by operator: test"):
                 grant.check()
         grant = client.lease("import", ttl=600, on_lost=told.append).acquire()
         client.leases.force_release("import", **WHY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import LeaseLost, OwnershipUnknown
+from holdfast.lease.loss import SILENCE, loss_by_expiry, loss_by_silence
 from holdfast.lease.trust import BeatAnswer, BeatStep, Trust, after, backoff, budget, margin
 from holdfast.names import MAX_TTL, MIN_TTL
 
@@ -113,3 +115,13 @@ def test_pauses_and_attempts_are_bounded_by_the_trust_left(left: float, failures
     assert budget(left) <= 5
     assert 0 <= backoff(failures, left) <= min(1.0, left / 4)
     assert backoff(failures, left) <= backoff(failures + 1, left)
+
+
+@given(ttls, spans)
+def test_a_keeper_that_is_late_by_more_than_a_margin_was_paused(ttl: float, late: float) -> None:
+    trust = Trust.granted(ttl, 0.0)
+    error, expired = loss_by_silence(trust, late, trust.over + late), loss_by_expiry(trust, late)
+    paused = f"it expired while this process was paused for {late:.1f} s or more"
+    assert (str(error) == paused) == (str(expired) == paused) == (late > margin(ttl))
+    assert (type(error), type(expired)) == (OwnershipUnknown, LeaseLost)
+    assert str(loss_by_silence(trust, late, trust.until)) in (SILENCE, paused.replace("it", "our trust in it", 1))
