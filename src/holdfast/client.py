@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -420,6 +422,20 @@ class Client:
 
         return examine(self._engine, timeout)
 
+    def release_on_exit(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
+        """When one of ``signals`` arrives, release the leases of this client first, within two seconds, and then let
+        the signal do what it would have done: its previous handler, or the end of the process.
+
+        Without it a process that SIGTERM ends leaves its leases to expire. Guards keep their leases until their blocks
+        end. A signal that is ignored stays ignored. ValueError outside the main thread, or for another signal than
+        SIGTERM, SIGINT, SIGHUP and SIGQUIT."""
+        from holdfast.database import exit_release
+        from holdfast.lease.grant import HeldLeases
+
+        self._engine.check_usable()
+        exit_release.register(self._engine, signals)
+        self._engine.state(HeldLeases)  # now, for a signal that interrupts the first acquire
+
     def close(self) -> None:
         """Release what this client still holds, and close its connections. Harmless a second time.
 
@@ -450,6 +466,10 @@ class Client:
                     for resource in list(engine.resources):
                         resource.release()
                 finally:
+                    if "holdfast.database.exit_release" in sys.modules:
+                        from holdfast.database import exit_release
+
+                        exit_release.forget(engine)
                     engine.close()
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ GRANT = "name holder token fence lost check remaining renew release protect tran
 HANDLE = "name acquire try_acquire or_skip"
 PUBLIC = {
     "client Client": "lease lock operation guard gate slots elector reconciler shards relay leases locks objects "
-    "operations reviews gates relays audit migrations migrate read_only doctor close",
+    "operations reviews gates relays audit migrations migrate read_only release_on_exit doctor close",
     "lease.handle Lease": f"{HANDLE} adopt",
     "lease.grant LeaseGrant": GRANT,
     "lease.admin Leases": "list get history force_release recall raise_fences probe wipe",

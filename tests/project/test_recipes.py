@@ -133,15 +133,15 @@ def test_the_load_is_done_once(save: Save, start: Start, database: str, tmp_path
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_a_plain_lease_is_released_on_sigterm_only_with_a_handler(
+def test_a_plain_lease_is_released_on_sigterm_only_if_the_client_is_to(
     handled: bool, save: Save, start: Start, database: str
 ) -> None:
-    code = TERMINATED if handled else re.sub(r"^signal\.signal.*$", "", TERMINATED, flags=re.MULTILINE)
+    code = TERMINATED if handled else re.sub(r"^ +client\.release_on_exit.*$", "", TERMINATED, flags=re.MULTILINE)
     save("terminated.py", code)
     child = start(sys.executable, "terminated.py")
     assert line_of(child) == "importing\n"
     child.send_signal(signal.SIGTERM)
-    assert child.wait(PATIENCE) == (0 if handled else -signal.SIGTERM)
+    assert child.wait(PATIENCE) == -signal.SIGTERM
     assert rows(database) == (NONE if handled else {"lease": 1, "beat": 1})
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Row
+from holdfast.database.sessions import Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
@@ -62,6 +62,10 @@ def _nothing() -> None: ...
 def _nothing_to_wait_for() -> None: ...
 
 
+def _nothing_is_held(_: bool) -> list[Statement]:
+    return []
+
+
 @dataclass(slots=True, eq=False)
 class Resource:
     """What a client ends when it closes, in this order, each step for all resources before the next one."""
@@ -76,6 +80,8 @@ class Resource:
     """The wait is over, whether the work has ended or not."""
     release: Callable[[], None] = _nothing_to_wait_for
     """Gives back what is held, bounded."""
+    give_up: Callable[[bool], list[Statement]] = _nothing_is_held
+    """When a signal ends the process, instead of all these: see ``Engine.give_up``."""
 
 
 class Engine(ABC):
@@ -87,6 +93,8 @@ class Engine(ABC):
         self.owner = Owner()
         self.era = forks.era
         self.closing = self.closed = False
+        self.exit_signals = 0
+        """How often ``give_up`` was called: a grant that remembers another number is over."""
         self.resources: dict[Resource, None] = {}
         """In the order of registration."""
         self.accepts_older_schema = False
@@ -243,6 +251,12 @@ class Engine(ABC):
                 self._call_lock.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
+
+    def give_up(self, *, dies: bool) -> list[Statement]:
+        """In a handler of a signal: forget everything that is held. Returns the statements that give it back.
+        ``dies``: the process ends right after them."""
+        self.exit_signals += 1
+        return [statement for resource in list(self.resources) for statement in resource.give_up(dies)]
 
     def check_open(self) -> None:
         """EngineError from the moment on when the client begins to close."""

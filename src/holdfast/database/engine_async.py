@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Row
+from holdfast.database.sessions import Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
@@ -61,6 +61,10 @@ def _nothing() -> None: ...
 async def _nothing_to_wait_for() -> None: ...
 
 
+def _nothing_is_held(_: bool) -> list[Statement]:
+    return []
+
+
 @dataclass(slots=True, eq=False)
 class AsyncResource:
     """What a client ends when it closes, in this order, each step for all resources before the next one."""
@@ -75,6 +79,8 @@ class AsyncResource:
     """The wait is over, whether the work has ended or not."""
     release: Callable[[], Awaitable[None]] = _nothing_to_wait_for
     """Gives back what is held, bounded."""
+    give_up: Callable[[bool], list[Statement]] = _nothing_is_held
+    """When a signal ends the process, instead of all these: see ``AsyncEngine.give_up``."""
 
 
 class AsyncEngine(ABC):
@@ -86,6 +92,8 @@ class AsyncEngine(ABC):
         self.owner = AsyncOwner()
         self.era = forks.era
         self.closing = self.closed = False
+        self.exit_signals = 0
+        """How often ``give_up`` was called: a grant that remembers another number is over."""
         self.resources: dict[AsyncResource, None] = {}
         """In the order of registration."""
         self.accepts_older_schema = False
@@ -242,6 +250,12 @@ class AsyncEngine(ABC):
                 self._call_lock.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
+
+    def give_up(self, *, dies: bool) -> list[Statement]:
+        """In a handler of a signal: forget everything that is held. Returns the statements that give it back.
+        ``dies``: the process ends right after them."""
+        self.exit_signals += 1
+        return [statement for resource in list(self.resources) for statement in resource.give_up(dies)]
 
     def check_open(self) -> None:
         """EngineError from the moment on when the client begins to close."""

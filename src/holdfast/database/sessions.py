@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 from holdfast.database.url import Database
 
 Row = dict[str, Any]
+Statement = tuple[str, dict[str, Any]]
+"""A named statement and its parameters."""
 S = TypeVar("S")
 
 

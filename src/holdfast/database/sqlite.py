@@ -205,6 +205,15 @@ class SqliteSession:
             self._connection.close()
         self._close_side_files()
 
+    def give_way(self) -> None:
+        """In a handler of a signal that ends the process: if it has interrupted a write of this thread, roll that back,
+        so that others can write."""
+        if self._mutex.acquire(blocking=False):  # else the write is another thread's, which goes on
+            try:
+                self._end_turn()
+            finally:
+                self._mutex.release()
+
     # Forks
 
     def set_down(self, deadline: float) -> bool:

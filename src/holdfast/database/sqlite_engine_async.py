@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.database.engine_async import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Row
+from holdfast.database.sessions import Row, Statement
 from holdfast.database.sqlite import boot_id
 from holdfast.database.sqlite_async import AsyncSqliteSession
 from holdfast.errors import EngineError, Refused, SchemaMismatch
@@ -68,6 +68,12 @@ class AsyncSqliteEngine(AsyncEngine):
             return None
         version: int | None = row["version"]
         return version
+
+    def give_up(self, *, dies: bool) -> list[Statement]:
+        give_way = getattr(self._session, "give_way", None)  # sync: in asyncio another thread writes
+        if dies and give_way is not None:
+            give_way()
+        return super().give_up(dies=dies)
 
     def database_exists(self) -> bool:
         return os.path.exists(self.database.target)

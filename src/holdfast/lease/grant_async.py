@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from holdfast.database.engine_async import CALL_TIMEOUT, LOCKED, AsyncEngine, AsyncResource, Repeated
+from holdfast.database.sessions import Statement
 from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SchemaMismatch
 from holdfast.lease.keeper import PURGE_EVERY, Beat, Keeper, KeptLease, keeper_of, keepers_of
 from holdfast.lease.loss import loss_by_others
@@ -31,6 +32,8 @@ class AsyncLeaseGrant:
     """A lease we hold. ``token`` is the secret proof, ``fence`` rises with every acquisition of any lease."""
 
     _kind = "lease"
+    _ends_with_block = False
+    """Whether only the end of its block releases it."""
 
     def __init__(
         self, engine: AsyncEngine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
@@ -44,7 +47,7 @@ class AsyncLeaseGrant:
         self._unreported = [now()]
         """Since when it is held, until its end is reported."""
         self._scope = AsyncCancelScope()
-        self._pid = os.getpid()
+        self._pid, self._exit_signals = os.getpid(), engine.exit_signals
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} fence={self.fence} {'lost' if self.lost else 'held'}>"
@@ -89,7 +92,7 @@ class AsyncLeaseGrant:
         EngineError if the database does not answer within ``timeout`` seconds; then the release is retried in the
         background.
         """
-        if self._released or self._engine.closed or self._pid != os.getpid():
+        if self._released or self._engine.closed or self._pid != os.getpid() or self._is_given_up():
             return False
         self._releasing = True
         try:
@@ -175,6 +178,8 @@ class AsyncLeaseGrant:
         client."""
         if self._released or (self._engine.closed and not self._expires) or self._pid != os.getpid():
             return
+        if self._is_given_up():
+            return
         self._keeper.release_later(self.name, self.token)
         self._finish()
 
@@ -192,7 +197,9 @@ class AsyncLeaseGrant:
         """Have the heartbeat renew it from now on."""
         on_beat = self._on_beat if self._terms.has_own_beat else None
         owner, on_recall = self._engine.owner, self._terms.on_recall
-        lease = KeptLease(self.name, self.token, self.fence, owner, self._lose, on_beat, on_recall)
+        lease = KeptLease(
+            self.name, self.token, self.fence, owner, self._lose, on_beat, on_recall, self._ends_with_block
+        )
         self._beat = self._keeper.keep(beat, self._trust, self._terms.renew_every, lease, session_key=session_key)
 
     def _let_expire(self) -> None:
@@ -231,10 +238,16 @@ class AsyncLeaseGrant:
                 )
             if self._engine.closing:
                 self._over = LeaseLost(f"lease {self.name!r} ended when its client was closed")
+            elif self._is_given_up():
+                self._over = LeaseLost(f"lease {self.name!r} was released because a signal ends this process")
             elif self._current.left(now()) <= 0:
                 self._over = self._unconfirmed()
                 self._report_end(self._over)
         return self._over
+
+    def _is_given_up(self) -> bool:
+        """Whether it was released in a handler of a signal."""
+        return self._exit_signals != self._engine.exit_signals and not self._ends_with_block
 
     def _unconfirmed(self) -> HoldfastError:
         if self._beat is not None:
@@ -371,22 +384,21 @@ class AsyncHeldLeases:
         self._engine = engine
         self.unrenewed: dict[str, str] = {}
         """Names by token of leases that no heartbeat renews (``auto_renew=False``). The keeper knows the others."""
-        engine.register(AsyncResource(release=self._release_all))
+        engine.register(AsyncResource(release=self._release_all, give_up=self._give_up))
 
     async def _release_all(self) -> None:
         """End the beats that are this client's alone, and release its leases on beats shared with other clients."""
         engine = self._engine
         removed = [keeper.remove_owner(engine.owner) for keeper in keepers_of(engine.database)]
         beats = [beat for own, _ in removed for beat in own]
-        leases = self.unrenewed | {lease.token: lease.name for _, shared in removed for lease in shared}
-        last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
-        last += [("lease_release", {"name": name, "token": token}) for token, name in leases.items()]
+        leases = [lease for _, shared in removed for lease in shared]
+        last = self._statements(beats, leases)
         try:
             while last:
                 [row] = await engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
                 if not row.get("ended"):  # a beat with very many leases takes several calls
                     last.pop()
-            if beats or leases:
+            if beats or leases or self.unrenewed:
                 await engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
         except SchemaMismatch:
             last = []  # the tables are gone, and the leases with them
@@ -399,3 +411,20 @@ class AsyncHeldLeases:
         finally:
             for statement, parameters in last:
                 engine.background.retry(statement, parameters, patience=PURGE_EVERY, until=False)
+
+    def _give_up(self, dies: bool) -> list[Statement]:
+        engine = self._engine
+        removed = [keeper.give_up(engine.owner, dies=dies) for keeper in keepers_of(engine.database)]
+        statements = self._statements(
+            [beat for own, _ in removed for beat in own], [lease for _, shared in removed for lease in shared]
+        )
+        self.unrenewed.clear()
+        return statements
+
+    def _statements(self, beats: list[str], leases: list[KeptLease]) -> list[Statement]:
+        """What ends the beats and releases the leases, and those that no heartbeat renews."""
+        released = self.unrenewed | {lease.token: lease.name for lease in leases}
+        return [
+            *(("beat_end", {"beat": beat}) for beat in beats),
+            *(("lease_release", {"name": name, "token": token}) for token, name in released.items()),
+        ]

@@ -61,6 +61,8 @@ class KeptLease(NamedTuple):
     """Called after each heartbeat that leaves it ours, with the error of that heartbeat."""
     on_recall: Callable[[], object] | None = None
     """Called when an operator asks for it back."""
+    ends_with_block: bool = False
+    """A guard's: only the end of its block releases it, and no signal."""
 
 
 class Beat:
@@ -234,6 +236,21 @@ class Keeper:
                 for lease in shared:
                     beat.remove(lease.token)
             return [beat.id for beat in own], shared
+
+    def give_up(self, owner: LeaseOwner, *, dies: bool) -> tuple[list[str], list[KeptLease]]:
+        """As ``remove_owner``, in a handler of a signal, and without the leases of guards. A beat that is the owner's
+        alone is ended whatever acquires are in flight; if the process dies, so are those that were requested."""
+        with self._lock:
+            leases = {
+                beat: [each for each in beat.leases_of(owner) if not each.ends_with_block] for beat in self._beats
+            }
+            own = [beat for beat in self._beats if len(leases[beat]) == len(beat.leases)]
+            self._beats = [beat for beat in self._beats if beat not in own]
+            shared = [lease for beat in self._beats for lease in leases[beat]]
+            for beat in self._beats:
+                for lease in leases[beat]:
+                    beat.remove(lease.token)
+            return [beat.id for beat in [*own, *(self._requested if dies else [])]], shared
 
     def release_later(self, name: str, token: str) -> None:
         """Release a lease that the database does not take back now, however long that takes."""

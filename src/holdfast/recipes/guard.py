@@ -42,6 +42,7 @@ _RELEASE_TIMEOUT = 3.0
 class GuardGrant(LeaseGrant):
     """The grant of a guard. Only leaving the block releases it."""
 
+    _ends_with_block = True
     _inside = False
     """Whether the block runs."""
 

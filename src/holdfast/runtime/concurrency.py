@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from holdfast.errors import HoldfastError, LeaseLost, Unreachable
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.exit_handler import restore
 from holdfast.runtime.log import ERROR, logger
 
 if TYPE_CHECKING:
@@ -367,7 +368,7 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         if len(self._open) == 1:
             for number in STOP_SIGNALS:
-                signal.signal(number, self._before.pop(number))
+                restore(number, self._handle, self._before.pop(number))
         self._open.remove(self)
 
     @classmethod
