@@ -19,6 +19,8 @@ from tests.recipes.guard.instances import ends_at
     [
         (("--strict",), "need --guard"), (("--renew-every", "1"), "need --guard"),
         (("--wipe-on-start",), "need --guard"), (("--guard", "--holder", "me"), "cannot be used with"),
+        (("--guard", "--failover", "session"), "cannot be used with --guard"),
+        (("--failover", "never"), "'never' is not one of 'ttl', 'session'"), (("--at-least", "-1"), "at_least"),
         (("--guard", "--ttl", "5", "--renew-every", "3"), "at most half of --ttl 5, not 3"),
         (("--guard", "--renew-every", "0"), "--renew-every must be 0.001 seconds or more, not 0"),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.testing import Proxy
 from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import SCRIPT, environment
 from tests.cli.runs import FAMILY, OFTEN, STUBBORN, Run, alive, children, finish, gone, state
@@ -56,6 +57,58 @@ def test_child_and_grandchild_are_gone_when_holdfast_is_killed(sqlite_url: str, 
         family, watchdog = run.pids(), run.watchdog()
         run.process.kill()
         gone([*family, watchdog])
+
+
+@pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
+def test_a_killed_holdfast_frees_its_lease_when_its_command_is_gone(either: str, command: tuple[str, ...]) -> None:
+    """Its TTL is ten minutes. The other one looks for processes of the command when it begins."""
+    with Run(either, command=command) as killed:
+        family = killed.pids()
+        look = f"for pid in {' '.join(map(str, family))}; do grep '^State:.[^XZ]' /proc/$pid/status; done"
+        look += " 2>/dev/null; echo next"
+        with Run(either, "--wait", command=("sh", "-c", look)) as run:
+            run.waits()
+            killed.process.kill()
+            assert run.line() == "next", "a process of the command still ran"
+            assert run.wait() == 0
+    with holdfast.Client(either) as client:
+        assert [each.outcome for each in client.leases.history("job")] == ["released", "released"]
+
+
+def test_a_watchdog_releases_the_lease_when_the_database_answers_again(postgres_url: str) -> None:
+    with Proxy(postgres_url) as way, Run(way.url) as run, holdfast.Client(postgres_url) as client:
+        family, watchdog = run.pids(), run.watchdog()
+        way.cut()
+        run.process.kill()
+        gone(family)
+        assert [each.name for each in client.leases.list()] == ["job"]
+        way.heal()
+        gone([watchdog])
+        assert client.leases.list() == []
+
+
+def test_with_session_failover_the_death_of_all_its_processes_frees_the_lease(either: str) -> None:
+    """As of a container. Its TTL is ten minutes."""
+    with Run(either, "--failover", "session") as killed:
+        family, watchdog = killed.pids(), killed.watchdog()
+        with Run(either, "--wait", command=("echo", "next")) as run:
+            run.waits()
+            os.kill(watchdog, signal.SIGKILL)
+            killed.process.kill()
+            gone(family[:1])
+            assert run.line() == "next"
+            assert run.wait() == 0
+
+
+def test_a_short_command_holds_its_lease_for_at_least_as_long_as_it_is_to(either: str) -> None:
+    assert finish(either, "--at-least", "600", "job", "--", "true").returncode == 0
+    assert finish(either, "job", "--", "echo", "ran").returncode == 75
+    assert finish(either, "--skip", "job", "--", "echo", "ran").stdout == ""
+    with Run(either, "--at-least", "600", name="killed") as run:
+        family, watchdog = run.pids(), run.watchdog()
+        run.process.kill()
+        gone([*family, watchdog])
+    assert finish(either, "killed", "--", "echo", "ran").returncode == 75
 
 
 def test_without_its_watcher_the_kernel_still_ends_the_command_with_holdfast(sqlite_url: str) -> None:

@@ -1,6 +1,6 @@
 """`holdfast run`: run a command while holding a lease.
 
-    holdfast ─┬─ watchdog    ends the child's group if holdfast dies or stops
+    holdfast ─┬─ watchdog    ends the child's group if holdfast dies or stops, and releases the lease if it dies
               └─ child       waits; becomes the command once the lease is held
 
 Both are forked before the client starts threads. While the command runs, the main thread waits for it and passes
@@ -34,7 +34,9 @@ REPORTS = 8
 """Trust is reported again after this fraction of the time that is left of it."""
 _TIMER_GRACES = 1.8
 """The kernel's timer is set to so many times ``grace`` after the end of trust: after KILL, and before the TTL ends."""
-_RELEASE_TIMEOUT = 3.0
+_RELEASE_TIMEOUT = 2.0
+_END_TIMEOUT = 2.3
+"""Seconds after the end of the command's group in which holdfast exits, whatever the database does."""
 _UNSETTLED_TIMEOUT = 2.0
 """Seconds to retry an acquire that is refused without a holder."""
 _NO_WATCHDOG = "the watchdog died: if holdfast is killed now, the command keeps running"
@@ -43,7 +45,8 @@ _NO_WATCHDOG_GUARDED = "the watchdog died: ending the command"
 
 def run_under_lease(
     *, name: str, argv: list[str], url: str | None, schema: str | None, ttl: float, timeout: float | None, wait: bool,
-    skip: bool, guard: bool, holder: str | None, renew_every: float | None, strict: bool, wipe_on_start: bool,
+    skip: bool, guard: bool, holder: str | None, at_least: float, failover: str, renew_every: float | None,
+    strict: bool, wipe_on_start: bool,
 ) -> int:  # fmt: skip
     """Run ``argv`` under the lease ``name`` and return the exit code. A mistake of the user is one line on stderr.
     The other arguments are those of ``run_options.OPTIONS``."""
@@ -56,6 +59,8 @@ def run_under_lease(
         "ttl": ttl,
         "timeout": None if wait else timeout or 0.0,
         "holder": holder,
+        "at_least": at_least,
+        "failover": failover,
         "renew_every": renew_every,
         "strict": strict,
     }
@@ -88,7 +93,7 @@ def _run(
 ) -> int:
     ttl = terms["ttl"]
     grace = min(ttl * 0.05, GRACE)
-    watchdog = Watchdog(grace)
+    watchdog = Watchdog(grace, url, schema)
     waiting_child: Child | None = None
     try:
         child = waiting_child = Child(argv)
@@ -107,11 +112,13 @@ def _run(
                 return NOT_ACQUIRED
             if wipe:
                 client.leases.wipe(grant)
+            watchdog.send(f"lease {grant.token} {grant.name}")
             signals = SignalPipe(guard=guard)
             leased_run = _LeasedRun(child, watchdog, grant, lease_lost, grace, guard=guard)
             environment = _environment(url, schema, grant)
             waiting_child = None
             code = leased_run.run(signals, environment)
+            _exit_in_time(watchdog, code if not grant.lost else code or FAILED)
             try:
                 grant.check()
             except HoldfastError as loss:
@@ -146,6 +153,18 @@ def _acquire(lease: Any) -> Any:
         except NotAcquired as refusal:
             if refusal.holder is not None or isinstance(refusal, TimeoutError) or clock() > deadline:
                 raise
+
+
+def _exit_in_time(watchdog: Watchdog, code: int) -> None:
+    """The command has ended: exit with ``code`` when the database takes too long to close the client."""
+
+    def exit_now() -> None:
+        watchdog.close()
+        os._exit(code)
+
+    timer = threading.Timer(_END_TIMEOUT, exit_now)
+    timer.daemon = True
+    timer.start()
 
 
 class _LeasedRun:

@@ -37,8 +37,9 @@ def _complete_argv(context: click.Context, parameter: click.Parameter, incomplet
 def _click_option(option: RunOption) -> click.Option:
     if option.type is bool:
         return click.Option([option.flag], is_flag=True, help=option.help)
+    kind = click.Choice(option.choices) if option.choices else option.type
     return click.Option(
-        [option.flag], type=option.type, default=option.default, show_default=option.default is not None,
+        [option.flag], type=kind, default=option.default, show_default=option.default is not None,
         metavar=option.metavar, help=option.help,
     )  # fmt: skip
 
@@ -72,7 +73,7 @@ def run(context: click.Context, /, **values: Any) -> None:
       Once at a time, on all machines that share the database:
         holdfast run nightly-import -- ./import.sh --all
       From cron, where it is no error that the last run has not ended:
-        */5 * * * *  holdfast run --skip sweep -- python sweep.py
+        */5 * * * *  holdfast run --skip --at-least 60 sweep -- python sweep.py
       Replicas that deploy together: one migrates, the others wait:
         holdfast run --wait --ttl 60 migrate -- alembic upgrade head
       Wait for at most a minute:
@@ -103,8 +104,8 @@ def run(context: click.Context, /, **values: Any) -> None:
       when the lease is lost (forced release, or the database does not answer):
       TERM, then KILL, before the TTL ends;
       when the command has ended and has left processes behind;
-      when holdfast is killed, or is stopped until the TTL has almost ended
-      (Ctrl-Z stops both: continue them earlier);
+      when holdfast is killed (the lease is then released), or is stopped until
+      the TTL has almost ended (Ctrl-Z stops both: continue them earlier);
       with --guard, when the watchdog has died, the process that does all this.
       A process that leaves the group, such as a daemon, is not ended.
     \b

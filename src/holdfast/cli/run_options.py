@@ -13,6 +13,7 @@ class RunOption(NamedTuple):
     metavar: str | None = None
     default: bool | float | str | None = None
     needs_guard: bool = False
+    choices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -44,6 +45,14 @@ OPTIONS = (
         "--holder", str, "Name of the holder. A new run with the same name takes the lease over at once, and the "
         "earlier run is ended. Default: a unique name of host, pid and a random part.", "LABEL",
     ),
+    RunOption(
+        "--at-least", float, "Hold the lease for at least S seconds, even if the command ends sooner. For cron: clocks "
+        "of machines differ.", "S", default=0.0,
+    ),
+    RunOption(
+        "--failover", str, "What frees the lease of a dead machine: ttl, the end of the TTL; session, the end of its "
+        "database session.", "ttl|session", default="ttl", choices=("ttl", "session"),
+    ),
     RunOption("--url", str, "Database, same as before the word run.", "URL"),
     RunOption("--schema", str, "Schema, same as before the word run.", "NAME"),
 )  # fmt: skip
@@ -71,6 +80,8 @@ def parse(arguments: list[str]) -> dict[str, Any] | None:
                 values[option.name] = option.type(next(rest))
             except (StopIteration, ValueError):
                 return None
+            if option.choices and values[option.name] not in option.choices:
+                return None
     argv = list(rest)
     if len(words) != 2 or words[0] != "run" or not argv or find_conflict(values) is not None:
         return None
@@ -84,6 +95,8 @@ def find_conflict(values: dict[str, Any]) -> str | None:
     needing = [option for option in OPTIONS if option.needs_guard]
     if not values["guard"] and any(values[option.name] not in (None, False) for option in needing):
         return "--renew-every, --strict and --wipe-on-start need --guard"
+    if values["guard"] and values["failover"] == "session":
+        return "--failover session cannot be used with --guard: the lease would be free before the command has ended"
     if values["guard"] and values["holder"] is not None:
         return "--holder cannot be used with --guard: a second instance would take over while the first still runs"
     return None

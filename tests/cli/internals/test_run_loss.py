@@ -161,7 +161,7 @@ class Recorder:
         monkeypatch.setattr(run, "SignalPipe", lambda guard: None)
         monkeypatch.setattr("holdfast.runtime.kill_timer.KillTimer", lambda: self)
 
-    def create_watchdog(self, grace: float) -> Recorder:
+    def create_watchdog(self, grace: float, url: str, schema: str) -> Recorder:
         self.grace = grace
         return self
 
@@ -252,6 +252,46 @@ def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url:
         os.kill(watchdog, signal.SIGCONT)
         gone(family)
         assert run.errors() == ""
+
+
+def test_what_closing_the_client_waits_for_does_not_hold_up_the_exit() -> None:
+    """A frozen server accepts connections, and never answers."""
+    patient = """
+from holdfast.database import background
+from holdfast.lease import grant
+background.EXIT_BUDGET = grant.CLOSE_TIMEOUT = 600
+"""
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        for name, more in (("closing", ""), ("releasing", "run._RELEASE_TIMEOUT = 600")):
+            before = f"{patient}\nfrom holdfast.cli import run\n{more}"
+            with Run(url, *LONG, command=READS, before=before, name=name) as run:
+                run.pids()
+                server.pause()
+                run.say("end")
+                assert run.wait() == 3
+                server.resume()
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("ttl", ["600", "10"])
+def test_with_a_frozen_server_it_returns_within_three_seconds_of_the_commands_end(ttl: str) -> None:
+    """Also when trust in the lease has ended before."""
+    command = ("sh", "-c", "echo $$; read line; date +%s.%N; exit 3")
+    with Standstill() as pauses, Postgres.create() as server:
+        url = migrated(server.database())
+        with Run(url, "--ttl", ttl, command=command) as run:
+            run.pids()
+            server.pause()
+            if ttl == "600":
+                run.say("end")
+                ended = float(run.line())
+            else:
+                gone(run.family)
+                ended = time.time()
+            run.wait()
+            assert time.time() - ended - sum(pauses.pauses()) < 3
+            server.resume()
 
 
 @pytest.mark.realtime
@@ -397,7 +437,7 @@ def test_time_that_runs_out_between_two_looks_at_the_clock_ends_the_group(monkey
     reader, writer = os.pipe()
     os.write(writer, b"group 7\nuntil 5.0\n")
     try:
-        watchdog._watch(reader, 1.0)
+        watchdog._watch(reader, 1.0, "sqlite:///none.db", "holdfast")
     finally:
         os.close(reader)
         os.close(writer)
