@@ -217,7 +217,7 @@ def test_leases_of_threads_are_released_as_well(either: str) -> None:
         + """
 def work(number):
     with client.lease(f"lease-{number}", ttl=600):
-        print("held", flush=True)
+        os.write(1, b"held\\n")
         time.sleep(600)
 threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
 for thread in threads: thread.start()
