@@ -12,7 +12,7 @@ import pytest
     ("module", "library", "extra"),
     [
         ("lineage.graph", "neo4j", "graph"), ("lineage.openlineage", "openlineage.client.event_v2", "openlineage"),
-        ("integrations.opentelemetry", "opentelemetry", "otel"),
+        ("integrations.flask", "flask", "flask"), ("integrations.opentelemetry", "opentelemetry", "otel"),
         ("integrations.prometheus", "prometheus_client", "prometheus"),
     ],
 )  # fmt: skip

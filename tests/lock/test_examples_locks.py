@@ -103,18 +103,18 @@ def test_the_hooks_would_lose_events_without_the_lock(agents: str, monkeypatch: 
     """So the tests above can fail."""
     app = flask_hooks.create_app(agents)
     both_have_read = threading.Barrier(2)
-    pool = app.extensions["pool"]
-    take = pool.connection
+    engine = app.extensions["engine"]
+    begin = engine.begin
     readers = threading.local()
 
-    def connection() -> Any:
+    def begin_in_step() -> Any:
         if hasattr(readers, "has_read"):  # the second one is to write with
             both_have_read.wait(PATIENCE)
         readers.has_read = True
-        return take()
+        return begin()
 
-    monkeypatch.setattr(pool, "connection", connection)
-    threads = [threading.Thread(target=flask_hooks.record, args=[pool, 7, event]) for event in "ab"]
+    monkeypatch.setattr(engine, "begin", begin_in_step)
+    threads = [threading.Thread(target=flask_hooks.record, args=[engine, 7, event]) for event in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:

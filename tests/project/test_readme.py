@@ -197,6 +197,18 @@ PLAYED = {
         "assert 'parcels.loaded' in open('lineage.jsonl').read()",
         {".run(signals=True)": ".step()", ".run()": ".step()", "https://marquez.example": "ol.jsonl"},
     ),
+    "howto/flask": (
+        "import os, holdfast as library\nos.environ['HOLDFAST_URL'] = 'sqlite:///app.db'\nclient = library.Client()",
+        """
+app = create_app()
+with client.lock(("agent", 7)):
+    assert sweep(app, [7, 8]) == [8]
+    assert app.test_client().get("/locks").status_code == 200
+assert app.test_client().post("/agents/7/stop").json == {"stopped": 7}
+holdfast.close(app)
+""",
+        {},
+    ),
     "howto/telemetry": (
         BEGIN + "grant = client.lease('measured').acquire()",
         "assert telemetry.readings()['leases_held'] >= 1",
