@@ -14,7 +14,7 @@ from holdfast.database.url import Database, parse
 from holdfast.errors import PolicyDenied
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import Failover, LeaseTerms
-from holdfast.names import OnLost, Unset, check_free_name, check_name, check_sessions
+from holdfast.names import OnLost, Unset, check_free_name, check_name, check_sessions, check_timeout
 from holdfast.runtime import forks
 
 if TYPE_CHECKING:
@@ -261,6 +261,7 @@ class AsyncClient:
         *,
         ttl: float = 15.0,
         renew_every: float | None = None,
+        timeout: float | None = 0.0,
         strict: bool = False,
         wipe_on_start: bool = False,
     ) -> AsyncGuard:
@@ -269,13 +270,14 @@ class AsyncClient:
         SystemExit before the block unless the lease ``name`` is acquired: 75 if it is held, 69 if that is unknown. When
         the lease is taken away or cannot be confirmed in time (``strict``: with the first heartbeat that fails), the
         process ends with 70, and in any case before the TTL does. It is renewed every ``renew_every`` seconds (a third
-        of the TTL; half of it at most). ``wipe_on_start`` takes all other leases away first.
+        of the TTL; half of it at most). ``timeout``: seconds to wait for a predecessor that has crashed (None: for
+        ever). ``wipe_on_start`` takes all other leases away first.
         """
         from holdfast.recipes.guard_async import AsyncGuard
         from holdfast.recipes.guard_terms import check_guard
 
         terms = check_guard(name, ttl=ttl, renew_every=renew_every, strict=strict)
-        return AsyncGuard(self._engine, terms, wipe_on_start=wipe_on_start)
+        return AsyncGuard(self._engine, terms, check_timeout(timeout), wipe_on_start=wipe_on_start)
 
     def gate(
         self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0

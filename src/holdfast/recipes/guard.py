@@ -71,8 +71,8 @@ class Guard:
     """``with client.guard(name) as grant``: SystemExit before the block unless the lease is held, and the end of
     the process as soon as it may not be held any more."""
 
-    def __init__(self, engine: Engine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:
-        self._engine, self._wipe = engine, wipe_on_start
+    def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float, *, wipe_on_start: bool) -> None:
+        self._engine, self._timeout, self._wipe = engine, timeout, wipe_on_start
         self._terms = terms._replace(on_beat=self._on_beat)
         self._lock = threading.Lock()
         """For what the background thread uses, too: grant, loss and timer."""
@@ -103,7 +103,7 @@ class Guard:
         self._ending.prepare()
         try:
             self._kill_timer = KillTimer()
-            grant = _GuardLease(self._engine, self._terms, 0.0).acquire()
+            grant = _GuardLease(self._engine, self._terms, self._timeout).acquire()
         except BaseException as error:
             self._reset()
             if isinstance(error, Exception):  # of any kind: it is not proven that we hold the lease

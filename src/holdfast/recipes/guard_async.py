@@ -70,8 +70,8 @@ class AsyncGuard:
     """``async with client.guard(name) as grant``: SystemExit before the block unless the lease is held, and the end of
     the process as soon as it may not be held any more."""
 
-    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:
-        self._engine, self._wipe = engine, wipe_on_start
+    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float, *, wipe_on_start: bool) -> None:
+        self._engine, self._timeout, self._wipe = engine, timeout, wipe_on_start
         self._terms = terms._replace(on_beat=self._on_beat)
         self._lock = threading.Lock()
         """For what the background thread uses, too: grant, loss and timer."""
@@ -102,7 +102,7 @@ class AsyncGuard:
         self._ending.prepare()
         try:
             self._kill_timer = KillTimer()
-            grant = await _AsyncGuardLease(self._engine, self._terms, 0.0).acquire()
+            grant = await _AsyncGuardLease(self._engine, self._terms, self._timeout).acquire()
         except BaseException as error:
             self._reset()
             if isinstance(error, Exception):  # of any kind: it is not proven that we hold the lease

@@ -269,3 +269,63 @@ def test_a_wipe_on_start_that_fails_is_the_end_and_the_guard_is_free(postgres_ur
         assert instance.wait() == 69
         assert instance.work() == b""
     assert rows(postgres_url)["lease"] == 0
+
+
+WAITING = """
+import sys, holdfast
+with holdfast.Client(sys.argv[1]) as client:
+    with client.guard("only", ttl=600, renew_every=100, timeout=float(sys.argv[2])) as grant:
+        print("runs", grant.fence, flush=True)
+        input()
+"""
+WAITING_ASYNC = """
+import asyncio, sys, holdfast
+async def main():
+    async with holdfast.AsyncClient(sys.argv[1]) as client:
+        async with client.guard("only", ttl=600, renew_every=100, timeout=float(sys.argv[2])) as grant:
+            print("runs", grant.fence, flush=True)
+            input()
+asyncio.run(main())
+"""
+EITHER_FLAVOUR = pytest.mark.parametrize(
+    ("engine", "program"), [("sqlite", WAITING), ("postgres", WAITING), ("postgres", WAITING_ASYNC)]
+)
+
+
+@EITHER_FLAVOUR
+def test_with_a_timeout_it_waits_for_a_crashed_predecessor_to_expire(
+    request: pytest.FixtureRequest, engine: str, program: str
+) -> None:
+    url = request.getfixturevalue(f"{engine}_url")
+    with holdfast.Client(url) as client:
+        crashed = client.lease("only", ttl=600, auto_renew=False).acquire()
+        with Child(program, url, PATIENCE) as child:
+            eventually(lambda: client.leases.list()[0].waiting == 1, "it waits")
+            table = "holdfast_beat set expires_at = 0" if engine == "sqlite" else "holdfast.beat set expires_at = now()"
+            query(url, f"update {table}")
+            name, fence = child.line().split()
+            assert (name, int(fence) > crashed.fence) == ("runs", True)
+            child.say("end")
+            child.expect("<end>")
+            assert child.wait() == 0
+
+
+@EITHER_FLAVOUR
+def test_a_predecessor_that_lives_longer_than_the_timeout_refuses_it(
+    request: pytest.FixtureRequest, engine: str, program: str
+) -> None:
+    url = request.getfixturevalue(f"{engine}_url")
+    with holdfast.Client(url) as client, client.lease("only", ttl=600):
+        with Child(program, url, 0.2) as child:
+            child.expect("<end>")
+            assert child.wait() == 75
+        with Child(program, url, 600) as child:
+            eventually(lambda: client.leases.list()[0].waiting == 1, "it waits")
+            child.signal(signal.SIGTERM)
+            child.expect("<end>")
+            assert child.wait() == 128 + signal.SIGTERM
+
+
+def test_a_wrong_timeout_is_refused(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client, pytest.raises(ValueError, match="timeout"):
+        client.guard("only", timeout=-1)
