@@ -15,7 +15,15 @@ from holdfast.database.url import Database, parse
 from holdfast.errors import PolicyDenied
 from holdfast.lease.handle import Lease
 from holdfast.lease.terms import Failover, LeaseTerms
-from holdfast.names import OnLost, Unset, check_free_name, check_name, check_sessions, check_timeout
+from holdfast.names import (
+    OnLost,
+    Unset,
+    check_count,
+    check_free_name,
+    check_lock_sessions,
+    check_name,
+    check_timeout,
+)
 from holdfast.runtime import forks
 
 if TYPE_CHECKING:
@@ -56,6 +64,7 @@ class Client:
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False``: use no prepared statements, for a connection pooler that loses them; most poolers are detected.
+    Calls use one connection, and up to ``sessions`` where one is not enough; idle ones are closed.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
     to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
     may do to which datasets: a ``holdfast.governance.Policy``, or a function of a context. ``energy``, a
@@ -68,6 +77,7 @@ class Client:
         *,
         schema: str | None = None,
         prepared: bool = True,
+        sessions: int = 2,
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
@@ -75,13 +85,13 @@ class Client:
         energy: Meter | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
-        self._engine = _open_engine(self._database)
+        self._engine = _open_engine(self._database, sessions=check_count(sessions, 1, "sessions"))
         direct = self._database
         if lock_url is not None:
             direct = parse(lock_url, schema=schema, prepared=prepared)._replace(same_as=self._database)
             if "sqlite" in (direct.dialect, self._database.dialect) and direct.target != self._database.target:
                 raise ValueError("lock_url must be a direct (unpooled) URL of the same database")
-        self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
+        self._lock_options = direct, check_lock_sessions(lock_sessions, lock_overflow)
         self._locks: LockSpace | None = None
         self._objects: Objects | None = None
         self._operations: Operations | None = None
@@ -493,11 +503,11 @@ class Client:
         return first
 
 
-def _open_engine(database: Database, *, read_only: bool = False) -> Engine:
+def _open_engine(database: Database, *, read_only: bool = False, sessions: int = 1) -> Engine:
     if database.dialect == "sqlite":
         from holdfast.database.sqlite_engine import SqliteEngine
 
-        return SqliteEngine(database, read_only=read_only)
+        return SqliteEngine(database, read_only=read_only, sessions=sessions)
     from holdfast.database.postgres_engine import PostgresEngine
 
-    return PostgresEngine(database, read_only=read_only)
+    return PostgresEngine(database, read_only=read_only, sessions=sessions)

@@ -14,7 +14,15 @@ from holdfast.database.url import Database, parse
 from holdfast.errors import PolicyDenied
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import Failover, LeaseTerms
-from holdfast.names import OnLost, Unset, check_free_name, check_name, check_sessions, check_timeout
+from holdfast.names import (
+    OnLost,
+    Unset,
+    check_count,
+    check_free_name,
+    check_lock_sessions,
+    check_name,
+    check_timeout,
+)
 from holdfast.runtime import forks
 
 if TYPE_CHECKING:
@@ -55,6 +63,7 @@ class AsyncClient:
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False``: use no prepared statements, for a connection pooler that loses them; most poolers are detected.
+    Calls use one connection, and up to ``sessions`` where one is not enough; idle ones are closed.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
     to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
     may do to which datasets: a ``holdfast.governance.Policy``, or a function of a context. ``energy``, a
@@ -67,6 +76,7 @@ class AsyncClient:
         *,
         schema: str | None = None,
         prepared: bool = True,
+        sessions: int = 2,
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
@@ -74,13 +84,13 @@ class AsyncClient:
         energy: Meter | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
-        self._engine = _open_engine(self._database)
+        self._engine = _open_engine(self._database, sessions=check_count(sessions, 1, "sessions"))
         direct = self._database
         if lock_url is not None:
             direct = parse(lock_url, schema=schema, prepared=prepared)._replace(same_as=self._database)
             if "sqlite" in (direct.dialect, self._database.dialect) and direct.target != self._database.target:
                 raise ValueError("lock_url must be a direct (unpooled) URL of the same database")
-        self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
+        self._lock_options = direct, check_lock_sessions(lock_sessions, lock_overflow)
         self._locks: AsyncLockSpace | None = None
         self._objects: AsyncObjects | None = None
         self._operations: AsyncOperations | None = None
@@ -494,11 +504,11 @@ class AsyncClient:
         return first
 
 
-def _open_engine(database: Database, *, read_only: bool = False) -> AsyncEngine:
+def _open_engine(database: Database, *, read_only: bool = False, sessions: int = 1) -> AsyncEngine:
     if database.dialect == "sqlite":
         from holdfast.database.sqlite_engine_async import AsyncSqliteEngine
 
-        return AsyncSqliteEngine(database, read_only=read_only)
+        return AsyncSqliteEngine(database, read_only=read_only, sessions=sessions)
     from holdfast.database.postgres_engine_async import AsyncPostgresEngine
 
-    return AsyncPostgresEngine(database, read_only=read_only)
+    return AsyncPostgresEngine(database, read_only=read_only, sessions=sessions)

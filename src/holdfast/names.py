@@ -75,12 +75,17 @@ def check_timeout(value: float | None) -> float:
     return math.inf if value is None else check_seconds(value, "timeout", 0, math.inf)
 
 
-def check_sessions(kept: int, extra: int) -> tuple[int, int]:
-    for number, least, what in ((kept, 1, "lock_sessions"), (extra, 0, "lock_overflow")):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{what} must be a whole number, not {type(number).__name__}")
-        if number < least:
-            raise ValueError(f"{what} must be {least} or more, not {number}")
+def check_count(number: int, least: int, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{what} must be a whole number, not {type(number).__name__}")
+    if number < least:
+        raise ValueError(f"{what} must be {least} or more, not {number}")
+    return number
+
+
+def check_lock_sessions(kept: int, extra: int) -> tuple[int, int]:
+    check_count(kept, 1, "lock_sessions")
+    check_count(extra, 0, "lock_overflow")
     if kept + extra < 2:
         raise ValueError("lock_sessions and lock_overflow must be 2 or more together: one holds while another waits")
     return kept, extra

@@ -1,4 +1,4 @@
-"""The engine of a client: runs named statements on one session, which is opened on first use and closed when idle.
+"""The engine of a client: runs named statements on sessions that are opened on first use and closed when idle.
 
 A statement may be sent twice: if a connection turns out to be dead, the call is repeated on a new one. So statements
 are written to allow that (an acquire carries its own token), or their callers forbid it with ``again=None``. The engine
@@ -9,34 +9,31 @@ a client in ``state``, and register in ``resources`` what is to be stopped or re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
+from holdfast.database.call_desk_async import AsyncCallDesk, AsyncSession
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Row, Statement
+from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.runtime import forks
 from holdfast.runtime.clock import now
-from holdfast.runtime.concurrency_async import AsyncCallLock, AsyncOpenLock, AsyncOwner, sleep
+from holdfast.runtime.concurrency_async import AsyncOwner, sleep
 from holdfast.runtime.identity import this_process
-from holdfast.runtime.log import WARNING, logger
+from holdfast.runtime.log import logger
 
 log = logger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
-IDLE = 1.0
-"""Seconds after which an unused session is closed: a process that only holds leases needs only the session of the
-background thread."""
 LOCKED, DENIED, RACED = "55P03", "42501", "40001"
 """SQLSTATEs: lock not available, insufficient privilege, serialization failure."""
 
 S = TypeVar("S")
-Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Answers = list[list[Row] | Refused]
 
 NOTHING: Mapping[str, Any] = {}
@@ -44,15 +41,6 @@ NOTHING: Mapping[str, Any] = {}
 
 class Repeated(list[Row]):
     """The answer to a statement that was sent twice. The first one may have been executed, or may yet be."""
-
-
-class AsyncSession(Protocol):
-    async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
-    async def script(self, text: str, timeout: float) -> None: ...
-    def check_target(self) -> None:
-        """EngineError when the database is no longer the one that was opened, such as a file that was replaced."""
-
-    def close(self) -> None: ...
 
 
 def _nothing() -> None: ...
@@ -87,7 +75,8 @@ class AsyncEngine(ABC):
     poll = 1.0
     """Seconds between two attempts of a waiter that is not woken."""
 
-    def __init__(self, database: Database, *, read_only: bool = False) -> None:
+    def __init__(self, database: Database, *, read_only: bool = False, sessions: int = 1) -> None:
+        """``sessions``: how many may be open at once for calls."""
         self.database, self.read_only = database, read_only
         self.owner = AsyncOwner()
         self.era = forks.era
@@ -103,9 +92,8 @@ class AsyncEngine(ABC):
         self.schema_seen = False
         """Whether the tables were once found to be those of this version."""
         self._identity = this_process()
-        self._session: AsyncSession | None = None
-        self._call_lock, self._open_lock = AsyncCallLock(), AsyncOpenLock()
-        self._was_used = self._closes_when_idle = False
+        self._sessions = sessions
+        self._desk = AsyncCallDesk(self, sessions)
 
     def __reduce__(self) -> NoReturn:
         """Everything a client makes refers to its engine, so none of it can be pickled or copied deeply."""
@@ -155,25 +143,8 @@ class AsyncEngine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                self._call_lock.check_free()
-                try:
-                    await self._call_lock.enter(deadline)
-                    session = self._session or await self._open(deadline)
-                    try:
-                        rows = await session.call(name, parameters, max(0.01, deadline - now()))
-                    except Unanswered:
-                        self._discard(session)
-                        raise
-                    if self._closes_when_idle:
-                        self._was_used = True
-                    else:
-                        self._close_when_idle()
-                    return rows if unanswered is None else Repeated(rows)
-                finally:
-                    try:  # noqa: SIM105 - inline: Ctrl-C on the way into a function would leave the lock taken
-                        self._call_lock.lock.release()
-                    except RuntimeError:
-                        pass  # interrupted before it was acquired
+                rows = await self._desk.call(name, parameters, deadline)
+                return rows if unanswered is None else Repeated(rows)
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
                     raise
@@ -240,14 +211,7 @@ class AsyncEngine(ABC):
         self.notice_fork()
         self.closed = True
         try:
-            self._call_lock.check_free()
-            await self._call_lock.enter(now() + CALL_TIMEOUT)
-            try:
-                session, self._session = self._session, None
-                if session is not None:
-                    session.close()
-            finally:
-                self._call_lock.lock.release()
+            await self._desk.close(now() + CALL_TIMEOUT)
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -272,10 +236,9 @@ class AsyncEngine(ABC):
     def notice_fork(self) -> None:
         """A forked child uses nothing of its parent, and opens a session of its own."""
         if self.era != forks.era:
-            self.era, self._session, self._identity = forks.era, None, this_process()
+            self.era, self._identity = forks.era, this_process()
             self.resources, self._state = {}, {}
-            self._call_lock, self._open_lock = AsyncCallLock(), AsyncOpenLock()
-            self._closes_when_idle = False
+            self._desk = AsyncCallDesk(self, self._sessions)
 
     # The version of the tables
 
@@ -310,54 +273,18 @@ class AsyncEngine(ABC):
 
     # The session
 
-    async def _open(self, deadline: float) -> AsyncSession:
-        async with self._open_lock:
-            if self._session is None:
-                session = await self.connect(max(0.05, deadline - now()))
-                try:
-                    if not self.read_only:
-                        await self._check_tables(session, max(0.05, deadline - now()))
-                        self.schema_seen = True
-                except BaseException:
-                    session.close()
-                    raise
-                self._session = session
-            return self._session
-
-    def _discard(self, session: AsyncSession) -> None:
-        if self._session is session:
-            self._session = None
-        session.close()
-
-    def _close_when_idle(self) -> None:
-        self._closes_when_idle = True
-        self.background.call_later(IDLE, self._on_idle_timer)
-
-    def _on_idle_timer(self) -> None:
-        """In the background thread."""
-        if self.owner.alive():
-            self.owner.call(self._close_if_idle)
-        elif self._session is not None:  # its loop is closed, so nothing else would close it
-            self._session.close()
-            self._session = None
-
-    def _close_if_idle(self) -> None:
-        if not self._call_lock.try_enter():
-            self.background.call_later(IDLE, self._on_idle_timer)
-            return
+    async def open(self, timeout: float) -> AsyncSession:
+        """A session that finds our tables, for the calls of this client."""
+        deadline = now() + timeout
+        session = await self.connect(timeout)
         try:
-            self._closes_when_idle = False
-            session = self._session
-            if session is None or self.closed:
-                return
-            if self._was_used and _has_its_target(session):
-                self._was_used = False
-                self._close_when_idle()
-                return
-            self._session = None
+            if not self.read_only:
+                await self._check_tables(session, max(0.05, deadline - now()))
+                self.schema_seen = True
+        except BaseException:
             session.close()
-        finally:
-            self._call_lock.lock.release()
+            raise
+        return session
 
     @abstractmethod
     async def _connect(self, timeout: float) -> AsyncSession:
@@ -378,12 +305,3 @@ class AsyncEngine(ABC):
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         """The error for the user: one with a remedy where there is one."""
         return error
-
-
-def _has_its_target(session: AsyncSession) -> bool:
-    try:
-        session.check_target()
-    except EngineError as error:
-        log.event("database.replaced", WARNING, "%(error)s", error=str(error))
-        return False
-    return True

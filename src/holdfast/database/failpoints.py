@@ -31,7 +31,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from holdfast.database.sessions import Row
+from holdfast.database.call_queue import Answer
+from holdfast.database.sessions import Calls, Row
 from holdfast.database.statements import statements
 from holdfast.errors import Unanswered
 from holdfast.runtime.clock import now
@@ -126,27 +127,31 @@ def _invalid(item: str, why: str) -> ValueError:
 
 def armed(kind: type[S]) -> type[S]:
     """A subclass of ``kind``, a session class, with the points of the environment."""
-    points, call = parse(os.environ[VARIABLE]), getattr(kind, "call", None)
-    subclass: type[S] = (_on_a_loop if asyncio.iscoroutinefunction(call) else _blocking)(kind, points)
+    points, script = parse(os.environ[VARIABLE]), getattr(kind, "script", None)
+    subclass: type[S] = (_on_a_loop if asyncio.iscoroutinefunction(script) else _blocking)(kind, points)
     return subclass
 
 
 def _blocking(kind: Any, points: Points) -> Any:
     class Armed(kind):  # type: ignore[misc]
         def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
-            return self._between(super().call, (name, parameters), name, timeout)  # type: ignore[no-any-return]
+            return self._between(super().call, (name, parameters), name, timeout=timeout)  # type: ignore[no-any-return]
+
+        def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+            names = [name for name, _ in calls]
+            return self._between(super().call_together, (calls,), *names, timeout=timeout)  # type: ignore[no-any-return]
 
         def script(self, text: str, timeout: float) -> None:
-            self._between(super().script, (text,), SCRIPT, timeout)
+            self._between(super().script, (text,), SCRIPT, timeout=timeout)
 
         def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
-            self._between(super().post, (name, parameters), name, timeout)
+            self._between(super().post, (name, parameters), name, timeout=timeout)
 
-        def _between(self, send: Any, what: tuple[Any, ...], name: str, timeout: float) -> Any:
+        def _between(self, send: Any, what: tuple[Any, ...], *names: str, timeout: float) -> Any:
             begun = now()
-            time.sleep(points.hit(f"before:{name}"))
+            time.sleep(sum(points.hit(f"before:{name}") for name in names))
             answer = send(*what, max(0.0, timeout - (now() - begun)))
-            time.sleep(points.hit(f"after:{name}"))
+            time.sleep(sum(points.hit(f"after:{name}") for name in names))
             return answer
 
     return Armed
@@ -155,16 +160,20 @@ def _blocking(kind: Any, points: Points) -> Any:
 def _on_a_loop(kind: Any, points: Points) -> Any:
     class Armed(kind):  # type: ignore[misc]
         async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
-            return await self._between(super().call, (name, parameters), name, timeout)  # type: ignore[no-any-return]
+            return await self._between(super().call, (name, parameters), name, timeout=timeout)  # type: ignore[no-any-return]
+
+        async def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+            names = [name for name, _ in calls]
+            return await self._between(super().call_together, (calls,), *names, timeout=timeout)  # type: ignore[no-any-return]
 
         async def script(self, text: str, timeout: float) -> None:
-            await self._between(super().script, (text,), SCRIPT, timeout)
+            await self._between(super().script, (text,), SCRIPT, timeout=timeout)
 
-        async def _between(self, send: Any, what: tuple[Any, ...], name: str, timeout: float) -> Any:
+        async def _between(self, send: Any, what: tuple[Any, ...], *names: str, timeout: float) -> Any:
             begun = now()
-            await asyncio.sleep(points.hit(f"before:{name}"))
+            await asyncio.sleep(sum(points.hit(f"before:{name}") for name in names))
             answer = await send(*what, max(0.0, timeout - (now() - begun)))
-            await asyncio.sleep(points.hit(f"after:{name}"))
+            await asyncio.sleep(sum(points.hit(f"after:{name}") for name in names))
             return answer
 
     return Armed

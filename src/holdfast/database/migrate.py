@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from holdfast.database.engine import DENIED, LOCKED, Engine, Session
+from holdfast.database.call_desk import Session
+from holdfast.database.engine import DENIED, LOCKED, Engine
 from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row
 from holdfast.database.statements import FOUNDATION, Migration, migrations, statements

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from holdfast.database.engine_async import DENIED, LOCKED, AsyncEngine, AsyncSession
+from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.engine_async import DENIED, LOCKED, AsyncEngine
 from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row
 from holdfast.database.statements import FOUNDATION, Migration, migrations, statements

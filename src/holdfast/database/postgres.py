@@ -21,7 +21,8 @@ from psycopg import OperationalError, ProgrammingError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.errors import error_from_result
 
-from holdfast.database.sessions import Row, session_class
+from holdfast.database.call_queue import Again, Answer
+from holdfast.database.sessions import Calls, Row, session_class
 from holdfast.database.statements import Statement, statements
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
@@ -91,7 +92,12 @@ _opening: WeakKeyDictionary[pq.abc.PGconn, _OpeningConnection] = WeakKeyDictiona
 
 
 class PostgresConnection:
-    """One connection and its statements. Its two subclasses wait in different ways: in a thread, or on a loop."""
+    """One connection and its statements. Its two subclasses wait in different ways: in a thread, or on a loop.
+
+    Several calls are sent as a pipeline with one Sync: one message, one transaction, one commit, one answer each. In
+    it a statement waits for a row for 50 ms at most (``share``): a transaction that others are in must not wait for
+    one of the user's. What would have to wait longer is refused, rolled back with its neighbours, and sent again alone.
+    """
 
     def __init__(self, database: Database, pgconn: pq.abc.PGconn) -> None:
         self.database, self.pgconn = database, pgconn
@@ -101,6 +107,7 @@ class PostgresConnection:
         self._prepared: set[str] | None = set() if database.prepared else None
         self._columns: dict[str, Columns] = {}
         self._in_doubt = False
+        self.shares = True
         pgconn.nonblocking = 1
         pgconn.notice_handler = self._notice
         forks.guard(self)
@@ -157,11 +164,43 @@ class PostgresConnection:
 
     def _send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
         self._in_doubt = False
-        values = [encode(parameters.get(key)) for key in statement.parameters]
+        values = self._values(statement, parameters)
         if self._prepared is None:
             self.pgconn.send_query_params(statement.sql.encode(), values)
         else:
             self.pgconn.send_query_prepared(statement.name.encode(), values)
+
+    def _values(self, statement: Statement, parameters: Mapping[str, Any]) -> list[bytes | None]:
+        return [encode(parameters.get(key)) for key in statement.parameters]
+
+    def _send_pipeline(self, statements: list[Statement], values: list[list[bytes | None]]) -> None:
+        self._in_doubt = False
+        pgconn = self.pgconn
+        pgconn.enter_pipeline_mode()
+        for statement, encoded in zip((self._statements["share"], *statements), ([], *values), strict=True):
+            if self._prepared is None:
+                pgconn.send_query_params(statement.sql.encode(), encoded)
+            else:
+                pgconn.send_query_prepared(statement.name.encode(), encoded)
+        pgconn.pipeline_sync()
+
+    def _pipeline_answers(self, names: list[str], results: list[pq.abc.PGresult]) -> list[Answer]:
+        """The answers to a pipeline from all results up to that of its Sync, which is the commit. Unanswered when the
+        commit is in doubt."""
+        if self.pgconn.status != pq.ConnStatus.OK:
+            raise Unanswered(f"the connection to {self.database} was lost")
+        self.pgconn.exit_pipeline_mode()
+        bad = next((i for i, result in enumerate(results) if result.status == pq.ExecStatus.FATAL_ERROR), None)
+        if bad is None:
+            return [self._rows(result, name) for name, result in zip(names, results[1:-1], strict=True)]
+        error = self._as_error(results[bad])
+        if isinstance(error, Unanswered):
+            raise error
+        if isinstance(error, Refused):
+            self._unprepare(error)
+        if 1 <= bad <= len(names):
+            return [Again.ALONE if i == bad else Again.TOGETHER for i in range(1, len(names) + 1)]
+        return [Again.ALONE] * len(names)  # the commit was refused, so each may be the reason
 
     def _rows(self, result: pq.abc.PGresult | None, name: str | None = None) -> list[Row]:
         """``name``: the statement, whose results always have the same columns."""
@@ -228,8 +267,8 @@ class PostgresSession(PostgresConnection):
             raise Unreachable(f"cannot use {self.database}: {problem}. {_advice([problem])}")
         self.version = facts["version"]
         self.pooled = facts["pid"] != self.pgconn.backend_pid
-        if self.pooled:
-            self._prepared = None
+        if self.pooled:  # its isolation level may be any, and settings do not stay
+            self._prepared, self.shares = None, False
         elif not for_examination:
             self.call("session_tune", {}, deadline - now())
 
@@ -253,6 +292,34 @@ class PostgresSession(PostgresConnection):
             self.close()
             raise Unanswered(f"the connection to {self.database} was lost") from error
         except BaseException:  # a timeout or Ctrl-C: the answer is half read
+            self.close()
+            raise
+
+    def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+        """Run named statements in one transaction. Unanswered when that of all of them is unknown."""
+        deadline = now() + timeout
+        names = [name for name, _ in calls]
+        statements = [self._statements[name] for name in names]
+        values: list[list[bytes | None]] = []
+        for statement, (_, parameters) in zip(statements, calls, strict=True):
+            try:
+                values.append(self._values(statement, parameters))
+            except Exception:  # a value that cannot be encoded: nothing was sent
+                return [Again.ALONE if i == len(values) else Again.TOGETHER for i in range(len(calls))]
+        try:
+            for statement in (self._statements["share"], *statements):
+                if self._must_prepare(statement):
+                    self._send_prepare(statement)
+                    self._rows(self._answer(deadline))
+                    self._prepared.add(statement.name)  # type: ignore[union-attr]
+            self._send_pipeline(statements, values)
+            return self._pipeline_answers(names, self._results(deadline))
+        except Refused:  # while it was prepared
+            return [Again.ALONE] * len(calls)
+        except OperationalError as error:
+            self.close()
+            raise Unanswered(f"the connection to {self.database} was lost") from error
+        except BaseException:  # a timeout or Ctrl-C: the answers are half read
             self.close()
             raise
 
@@ -284,6 +351,21 @@ class PostgresSession(PostgresConnection):
 
     def hold(self, key: int, timeout: float) -> bool:
         return bool(self.call("session_hold", {"session_key": key}, timeout)[0]["done"])
+
+    def _results(self, deadline: float) -> list[pq.abc.PGresult]:
+        """All results of a pipeline, the last one of which is that of its Sync."""
+        pgconn = self.pgconn
+        results: list[pq.abc.PGresult] = []
+        if pgconn.flush():
+            self._flush(deadline)
+        while not results or results[-1].status != pq.ExecStatus.PIPELINE_SYNC:
+            while pgconn.is_busy():
+                if not self._poll.poll(max(0.0, deadline - now()) * 1000):
+                    raise Unanswered(f"{self.database} did not answer in time")
+                pgconn.consume_input()
+            if (result := pgconn.get_result()) is not None:
+                results.append(result)
+        return results
 
     def _answer(self, deadline: float) -> pq.abc.PGresult | None:
         pgconn = self.pgconn

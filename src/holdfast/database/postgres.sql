@@ -25,6 +25,10 @@ select not pg_try_advisory_xact_lock(hashtext('holdfast.migrate')) as busy
 -- name: schema_applied
 select version, name, extract(epoch from applied_at)::double precision as applied_at from holdfast.schema_version order by version
 
+-- name: share
+-- First in a transaction that several callers share: what waits for a row in it keeps all of them waiting.
+select set_config('lock_timeout', '50ms', true)
+
 -- name: hello
 select holdfast.hello() as version
 

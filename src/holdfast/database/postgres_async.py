@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import OperationalError, pq
 
+from holdfast.database.call_queue import Again, Answer
 from holdfast.database.postgres import PostgresConnection, PostgresSession
-from holdfast.database.sessions import Row, session_class
+from holdfast.database.sessions import Calls, Row, session_class
 from holdfast.database.socket_ready import is_readable
 from holdfast.database.statements import Statement
 from holdfast.database.url import Database
@@ -26,21 +27,25 @@ from holdfast.errors import Refused, Unanswered, Unreachable
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    statement: Statement | None
-    parameters: Mapping[str, Any]
+    statements: list[Statement]
+    """One, or several that are sent as a pipeline; none for a script."""
+    parameters: list[Mapping[str, Any]]
     text: str
-    answer: asyncio.Future[list[Row]]
+    answer: asyncio.Future[Any]
+    """Of rows; of a list of answers for a pipeline."""
+    is_pipeline: bool = False
     timer: asyncio.TimerHandle | None = None
-    preparing: bool = False
+    preparing: Statement | None = None
+    results: list[pq.abc.PGresult] = field(default_factory=list)
 
 
 class AsyncPostgresSession(PostgresConnection):
     def __init__(self, session: PostgresSession, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(session.database, session.pgconn)
         self.pooled, self.version, self._prepared = session.pooled, session.version, session._prepared
+        self.shares = session.shares
         self._loop = loop
         self._queue: deque[_Request] = deque()
-        self._result: pq.abc.PGresult | None = None
         self._closed = False
         self._writing = False
         self._socket = self.pgconn.socket
@@ -76,11 +81,16 @@ class AsyncPostgresSession(PostgresConnection):
         threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
         return session_class(cls)(await opened, loop)
 
-    async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
-        return await self._submit(self._statements[name], parameters, "", timeout)
+    def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> asyncio.Future[list[Row]]:
+        return self._submit([self._statements[name]], [parameters], timeout)
+
+    def call_together(self, calls: Calls, timeout: float) -> asyncio.Future[list[Answer]]:
+        """Run named statements in one transaction. Unanswered when that of all of them is unknown."""
+        statements, parameters = [self._statements[name] for name, _ in calls], [given for _, given in calls]
+        return self._submit(statements, parameters, timeout, is_pipeline=True)
 
     async def script(self, text: str, timeout: float) -> None:
-        await self._submit(None, {}, text, timeout)
+        await self._submit([], [], timeout, text=text)
 
     def close(self) -> None:
         if self._closed:  # its descriptor may belong to another file by now
@@ -98,9 +108,15 @@ class AsyncPostgresSession(PostgresConnection):
         self._queue.clear()
 
     def _submit(
-        self, statement: Statement | None, parameters: Mapping[str, Any], text: str, timeout: float
-    ) -> asyncio.Future[list[Row]]:
-        request = _Request(statement, parameters, text, self._loop.create_future())
+        self,
+        statements: list[Statement],
+        parameters: list[Mapping[str, Any]],
+        timeout: float,
+        *,
+        is_pipeline: bool = False,
+        text: str = "",
+    ) -> asyncio.Future[Any]:
+        request = _Request(statements, parameters, text, self._loop.create_future(), is_pipeline)
         if self._closed:
             request.answer.set_exception(Unanswered(f"the session on {self.database} was closed"))
             return request.answer
@@ -111,28 +127,43 @@ class AsyncPostgresSession(PostgresConnection):
         return request.answer
 
     def _start(self) -> None:
-        """Send the request at the head of the queue."""
+        """Send the request at the head of the queue, or prepare a statement of it first."""
         while self._queue:
             request = self._queue[0]
             if request.answer.cancelled():  # cancelled before it was sent
                 self._take()
                 continue
+            request.results.clear()
             try:
-                if request.statement is None:
+                request.preparing = next(filter(self._must_prepare, request.statements), None)
+                if request.is_pipeline and request.preparing is None and self._must_prepare(self._statements["share"]):
+                    request.preparing = self._statements["share"]
+                if request.preparing is not None:
+                    self._send_prepare(request.preparing)
+                elif request.is_pipeline:
+                    self._start_pipeline(request)
+                elif request.statements:
+                    self._send(request.statements[0], request.parameters[0])
+                else:
                     self._in_doubt = False
                     self.pgconn.send_query(request.text.encode())
-                elif self._must_prepare(request.statement):
-                    request.preparing = True
-                    self._send_prepare(request.statement)
-                else:
-                    request.preparing = False
-                    self._send(request.statement, request.parameters)
                 self._write()
             except OperationalError as error:
                 self._on_lost(error)
             except Exception as error:  # a value that cannot be encoded: nothing was sent
                 self._finish(error)
             return
+
+    def _start_pipeline(self, request: _Request) -> None:
+        values: list[list[bytes | None]] = []
+        for statement, parameters in zip(request.statements, request.parameters, strict=True):
+            try:
+                values.append(self._values(statement, parameters))
+            except Exception:
+                refused, number = len(values), len(request.statements)
+                self._finish([Again.ALONE if i == refused else Again.TOGETHER for i in range(number)])
+                return
+        self._send_pipeline(request.statements, values)
 
     def _take(self) -> _Request:
         request = self._queue.popleft()
@@ -162,12 +193,19 @@ class AsyncPostgresSession(PostgresConnection):
                 while self.pgconn.notifies() is not None:
                     pass
                 return
+            request = self._queue[0]
+            is_pipeline = request.is_pipeline and request.preparing is None
             while not self.pgconn.is_busy():
                 result = self.pgconn.get_result()
-                if result is None:
-                    self._on_answer()
+                if result is not None:
+                    request.results.append(result)
+                if (
+                    (result is not None and result.status == pq.ExecStatus.PIPELINE_SYNC)
+                    if is_pipeline
+                    else result is None
+                ):
+                    self._on_answer(request)
                     return
-                self._result = self._result if self._failed() else result
             if is_readable(self._socket):
                 self._loop.call_soon(self._read_more)
         except OperationalError as error:
@@ -177,30 +215,31 @@ class AsyncPostgresSession(PostgresConnection):
         if not self._closed:
             self._readable()
 
-    def _failed(self) -> bool:
-        return self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR
-
-    def _on_answer(self) -> None:
-        request = self._queue[0]
-        result, self._result = self._result, None
+    def _on_answer(self, request: _Request) -> None:
+        results, preparing = request.results, request.preparing
         try:
-            rows = self._rows(result, request.statement.name if request.statement and not request.preparing else None)
+            if preparing is None and request.is_pipeline:
+                self._finish(self._pipeline_answers([statement.name for statement in request.statements], results))
+                return
+            failed = next((result for result in results if result.status == pq.ExecStatus.FATAL_ERROR), None)
+            name = request.statements[0].name if request.statements and preparing is None else None
+            rows = self._rows(failed or (results[-1] if results else None), name)
         except Refused as error:
             if not self._unprepare(error):
-                self._finish(error)
+                self._finish([Again.ALONE] * len(request.statements) if request.is_pipeline else error)
                 return
         except Unanswered as error:
             self._finish(error)
             return
         else:
-            if not request.preparing:
+            if preparing is None:
                 self._finish(rows)
                 return
-            if self._prepared is not None and request.statement is not None:
-                self._prepared.add(request.statement.name)
+            if self._prepared is not None:
+                self._prepared.add(preparing.name)
         self._start()  # the same request again: now prepared, or without preparing
 
-    def _finish(self, outcome: list[Row] | Exception) -> None:
+    def _finish(self, outcome: Sequence[Row] | Sequence[Answer] | Exception) -> None:
         answer = self._take().answer
         if not answer.done():
             if isinstance(outcome, Exception):

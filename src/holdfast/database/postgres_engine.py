@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from holdfast.database.engine import CALL_TIMEOUT, DENIED, Answers, Calls, Engine, Session
+from holdfast.database.call_desk import Session
+from holdfast.database.engine import CALL_TIMEOUT, DENIED, Answers, Engine
 from holdfast.database.postgres import PostgresSession
 from holdfast.database.privileges import migrate_command, remedy
+from holdfast.database.sessions import Calls
 from holdfast.errors import EngineError, Refused, SchemaMismatch
 
 _MISSING = frozenset({"3F000", "42883", "42P01"})

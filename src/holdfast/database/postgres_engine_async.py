@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.database.engine_async import CALL_TIMEOUT, DENIED, Answers, AsyncEngine, AsyncSession, Calls
+from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.engine_async import CALL_TIMEOUT, DENIED, Answers, AsyncEngine
 from holdfast.database.postgres_async import AsyncPostgresSession
 from holdfast.database.privileges import migrate_command, remedy
+from holdfast.database.sessions import Calls
 from holdfast.errors import EngineError, Refused, SchemaMismatch
 
 _MISSING = frozenset({"3F000", "42883", "42P01"})

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.engine import Session
-from holdfast.database.sessions import Row
+from holdfast.database.call_desk import Session
+from holdfast.database.call_queue import Answer
+from holdfast.database.sessions import Calls, Row
 from holdfast.database.statements import Dialect, statements
 from holdfast.errors import Refused
 
@@ -26,6 +27,8 @@ def make_read_only(session: Session, dialect: Dialect, timeout: float) -> Sessio
 
 
 class ReadOnlySession:
+    shares = False
+
     def __init__(self, session: Session, *, in_transactions: bool) -> None:
         self._session, self._in_transactions = session, in_transactions
 
@@ -44,6 +47,9 @@ class ReadOnlySession:
             raise
         self._session.script("rollback", timeout)
         return rows
+
+    def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+        raise AssertionError("calls do not share a transaction here")
 
     def script(self, text: str, timeout: float) -> None:
         raise Refused("a script writes, and this client is read-only", READ_ONLY)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.engine_async import AsyncSession
-from holdfast.database.sessions import Row
+from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.call_queue import Answer
+from holdfast.database.sessions import Calls, Row
 from holdfast.database.statements import Dialect, statements
 from holdfast.errors import Refused
 
@@ -25,6 +26,8 @@ async def make_read_only(session: AsyncSession, dialect: Dialect, timeout: float
 
 
 class AsyncReadOnlySession:
+    shares = False
+
     def __init__(self, session: AsyncSession, *, in_transactions: bool) -> None:
         self._session, self._in_transactions = session, in_transactions
 
@@ -43,6 +46,9 @@ class AsyncReadOnlySession:
             raise
         await self._session.script("rollback", timeout)
         return rows
+
+    async def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+        raise AssertionError("calls do not share a transaction here")
 
     async def script(self, text: str, timeout: float) -> None:
         raise Refused("a script writes, and this client is read-only", READ_ONLY)

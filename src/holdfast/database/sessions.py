@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from holdfast.database.url import Database
@@ -14,6 +14,8 @@ from holdfast.database.url import Database
 Row = dict[str, Any]
 Statement = tuple[str, dict[str, Any]]
 """A named statement and its parameters."""
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+"""Named statements and their parameters."""
 S = TypeVar("S")
 
 

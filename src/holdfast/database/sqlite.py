@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from typing import Any, NoReturn, TypeVar
 
+from holdfast.database.call_queue import Again, Answer
 from holdfast.database.file_turns import SessionLocks, WriteTurn
-from holdfast.database.sessions import Row, session_class
+from holdfast.database.sessions import Calls, Row, session_class
 from holdfast.database.sqlite_calls import Call, find
 from holdfast.database.statements import split, statements
 from holdfast.database.url import Database
-from holdfast.errors import Busy, EngineError, Refused, Unanswered, Unreachable
+from holdfast.errors import Busy, Refused, Unanswered, Unreachable
 from holdfast.runtime import forks
 from holdfast.runtime.clock import jitter, now
 
@@ -68,7 +69,7 @@ class _RollBack(Exception):
 
 
 class SqliteSession:
-    pooled = False
+    pooled, shares = False, True
 
     def __init__(self, database: Database, timeout: float, *, for_examination: bool = False) -> None:
         """``for_examination``: leave the file in the journal mode that it has."""
@@ -141,6 +142,54 @@ class SqliteSession:
                 self._mutex.release()
             except RuntimeError:
                 pass  # interrupted before it was acquired
+
+    def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+        """Run named statements in one transaction, because it is the commit that takes long. Each has a savepoint, so
+        that its refusal is its own."""
+        deadline = now() + timeout
+        work = [(self._calls.get(name) or self._find(name), parameters) for name, parameters in calls]
+        answers: dict[int, Answer] = {}
+
+        def read() -> None:
+            for number, (call, parameters) in enumerate(work):
+                if call.reads is not None:
+                    answers[number] = call.perform(self._run, parameters)
+                elif call.answer is not None and (rows := call.answer(self._run, **parameters)):
+                    answers[number] = rows
+
+        def write() -> None:
+            for number, (call, parameters) in enumerate(work):
+                if number not in answers:
+                    answers[number] = self._perform_in_savepoint(call, parameters)
+
+        def run() -> None:
+            read()
+            if len(answers) < len(work):
+                volatile = all(call.volatile for number, (call, _) in enumerate(work) if number not in answers)
+                self._write(write, deadline, volatile)
+
+        try:
+            self._exclusively(run, deadline)
+        except Refused:  # the transaction, and not one call: nothing of it has happened
+            return [Again.ALONE] * len(work)
+        return [answers[number] for number in range(len(work))]
+
+    def _perform_in_savepoint(self, call: Call, parameters: Mapping[str, Any]) -> Answer:
+        self._execute("savepoint one_call")
+        try:
+            rows = call.perform(self._run, parameters)
+        except (Refused, sqlite3.Error) as error:
+            if self._interrupt is not None or not self._connection.in_transaction:  # SQLite has rolled back all of it
+                raise
+            self._execute("rollback to one_call")
+            self._execute("release one_call")
+            if isinstance(error, Refused):
+                return error
+            refusal = self._as_refusal(error)
+            refusal.__cause__ = error
+            return refusal
+        self._execute("release one_call")
+        return rows
 
     def script(self, text: str, timeout: float) -> None:
         """Several statements in one transaction: a migration. Not durable by itself: one that is lost is repeated."""
@@ -403,7 +452,7 @@ class SqliteSession:
             raise Unanswered(f"cannot open {self.database} again after a fork") from error
         raise self._as_refusal(error) from error
 
-    def _as_refusal(self, error: sqlite3.Error) -> EngineError:
+    def _as_refusal(self, error: sqlite3.Error) -> Refused:
         text = str(error)
         if "no such table" in text or "no such column" in text:
             return Refused(f"{self.database}: {text}", "42P01")

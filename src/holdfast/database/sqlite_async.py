@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from holdfast.database.sessions import Row
+from holdfast.database.call_queue import Answer
+from holdfast.database.sessions import Calls, Row
 from holdfast.database.sqlite import SqliteSession
 from holdfast.database.url import Database
 from holdfast.errors import Refused, Unanswered
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class AsyncSqliteSession:
-    pooled = False
+    pooled, shares = False, True
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -46,6 +47,10 @@ class AsyncSqliteSession:
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         session = self._opened
         return await self._submit(lambda: session.call(name, parameters, timeout))
+
+    async def call_together(self, calls: Calls, timeout: float) -> list[Answer]:
+        session = self._opened
+        return await self._submit(lambda: session.call_together(calls, timeout))
 
     async def script(self, text: str, timeout: float) -> None:
         session = self._opened

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.engine import CALL_TIMEOUT, NOTHING, Answers, Calls, Engine, Session
+from holdfast.database.call_desk import Session
+from holdfast.database.engine import CALL_TIMEOUT, NOTHING, Answers, Engine
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Row, Statement
+from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.sqlite import SqliteSession, boot_id
 from holdfast.errors import EngineError, Refused, SchemaMismatch
 
@@ -70,9 +71,10 @@ class SqliteEngine(Engine):
         return version
 
     def give_up(self, *, dies: bool) -> list[Statement]:
-        give_way = getattr(self._session, "give_way", None)  # sync: in asyncio another thread writes
-        if dies and give_way is not None:
-            give_way()
+        for session in self._desk.sessions if dies else []:
+            give_way = getattr(session, "give_way", None)  # sync: in asyncio another thread writes
+            if give_way is not None:
+                give_way()
         return super().give_up(dies=dies)
 
     def database_exists(self) -> bool:

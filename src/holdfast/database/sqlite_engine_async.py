@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.engine_async import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine, AsyncSession, Calls
+from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.engine_async import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Row, Statement
+from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.sqlite import boot_id
 from holdfast.database.sqlite_async import AsyncSqliteSession
 from holdfast.errors import EngineError, Refused, SchemaMismatch
@@ -70,9 +71,10 @@ class AsyncSqliteEngine(AsyncEngine):
         return version
 
     def give_up(self, *, dies: bool) -> list[Statement]:
-        give_way = getattr(self._session, "give_way", None)  # sync: in asyncio another thread writes
-        if dies and give_way is not None:
-            give_way()
+        for session in self._desk.sessions if dies else []:
+            give_way = getattr(session, "give_way", None)  # sync: in asyncio another thread writes
+            if give_way is not None:
+                give_way()
         return super().give_up(dies=dies)
 
     def database_exists(self) -> bool:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.engine import Engine, Session
+from holdfast.database.call_desk import Session
+from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements
 from holdfast.doctor import postgres, sqlite

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.engine_async import AsyncEngine, AsyncSession
+from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements
 from holdfast.doctor import postgres, sqlite

@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from holdfast.errors import HoldfastError, LeaseLost, Unreachable
+from holdfast.errors import HoldfastError, LeaseLost
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.exit_handler import restore
@@ -49,7 +49,6 @@ _EXIT_GRACE = 2.0
 """Seconds that the end of the process waits for work under a lease."""
 _THREAD_LINGER = 5.0
 """Seconds that an idle thread of ``BoundedCalls`` is kept."""
-_BUSY = "another call of this client is in progress, and this one cannot wait for it any longer"
 
 sleep = time.sleep
 Mutex = threading.Lock
@@ -159,40 +158,6 @@ class Wakeup:
         while not (was_set := self._unset.acquire(timeout=max(0.0, min(until - now(), NAP)))) and now() < until:
             pass
         return was_set
-
-
-class CallLock:
-    """One thread at a time uses a session, and none waits beyond its deadline.
-
-    The caller releases ``lock`` itself, in a ``finally`` that begins before ``enter``: Ctrl-C may come at any bytecode,
-    and on the way out of a method here it would leave the lock taken.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # it knows its owner
-
-    def check_free(self) -> None:
-        """Unreachable when this thread is inside: a signal handler that interrupted a call would wait for itself."""
-        # private: RLock._is_owned, tested in tests/test_private_names.py
-        if self.lock._is_owned():  # type: ignore[attr-defined]
-            raise Unreachable(_BUSY)
-
-    def enter(self, deadline: float) -> None:
-        """Unreachable when it is not free in time."""
-        if not self.lock.acquire(False) and not self.lock.acquire(timeout=max(0.0, deadline - now())):
-            raise Unreachable(_BUSY)
-
-    def try_enter(self) -> bool:
-        """Enter if no thread is inside, this one included."""
-        return not self.lock._is_owned() and self.lock.acquire(blocking=False)  # type: ignore[attr-defined]
-
-
-class OpenLock:
-    """Held while a session is opened. A thread needs no lock for that: it has the CallLock already."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class KeyedLock:

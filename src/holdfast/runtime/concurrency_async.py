@@ -21,8 +21,6 @@ BLOCKS = False
 
 sleep = asyncio.sleep
 AsyncMutex = asyncio.Lock
-AsyncOpenLock = asyncio.Lock
-"""One task at a time opens the session; the others wait for it."""
 AsyncStopEvent = asyncio.Event
 
 
@@ -148,29 +146,6 @@ class AsyncWakeup:
             return False
         self._event.clear()
         return True
-
-
-class AsyncCallLock:
-    """A session on a loop queues its calls itself, so here they are only counted."""
-
-    def __init__(self) -> None:
-        self.lock = self
-        self._inside = 0
-
-    def check_free(self) -> None: ...
-
-    async def enter(self, deadline: float) -> None:
-        self._inside += 1
-
-    def try_enter(self) -> bool:
-        """Enter if no task is inside."""
-        if self._inside:
-            return False
-        self._inside += 1
-        return True
-
-    def release(self) -> None:
-        self._inside -= 1
 
 
 class AsyncKeyedLock:

@@ -11,6 +11,7 @@ import holdfast
 from holdfast import commands as operator
 from holdfast.database import statements as sql
 from holdfast.database.statements import FOUNDATION, Dialect, Migration
+from holdfast.runtime.clock import now
 from tests.children import query
 from tests.cli.command import at, call, invoke, printed
 from tests.conftest import server
@@ -115,8 +116,8 @@ def test_what_has_begun_goes_on_when_a_later_holdfast_migrates_under_it(bare: st
     dot = "_" if bare.startswith("sqlite") else "."
 
     def reconnect() -> None:  # as after a second without a call
-        assert client._engine._session is not None
-        client._engine._discard(client._engine._session)
+        assert client._engine._desk.sessions
+        client._engine._desk.close(now() + 60)
 
     def effect() -> str:
         query(bare, f"insert into holdfast{dot}schema_version (version, name) values (99, 'later')")

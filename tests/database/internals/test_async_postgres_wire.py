@@ -59,8 +59,8 @@ async def test_a_cancelled_call_leaves_the_session_to_the_next(
 ) -> None:
     pid = session.pgconn.backend_pid
     with locked(postgres_url):
-        task = asyncio.create_task(session.call(LIST, {"name": "the cancelled one's"}, 60.0))
-        queued = asyncio.create_task(session.call("session_open", {}, 60.0))
+        task = asyncio.ensure_future(session.call(LIST, {"name": "the cancelled one's"}, 60.0))
+        queued = asyncio.ensure_future(session.call("session_open", {}, 60.0))
         await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -83,7 +83,7 @@ async def test_a_call_late_in_the_queue_fails_alone_and_in_time(
     session: AsyncPostgresSession, postgres_url: str
 ) -> None:
     with locked(postgres_url):
-        head = asyncio.create_task(session.call(LIST, {"name": None}, 60.0))
+        head = asyncio.ensure_future(session.call(LIST, {"name": None}, 60.0))
         await asyncio.sleep(0)
         with pytest.raises(Unreachable, match="busy with other requests"):
             await asyncio.wait_for(session.call(LIST, {"name": None}, 0.1), PATIENCE)
@@ -169,7 +169,12 @@ class LastWords(BrokenOff):
 def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_loop(make: Any) -> None:
     """uvloop tells of both at once, and never again."""
     opened: Any = SimpleNamespace(
-        database=parse("postgresql://nowhere/at-all"), pgconn=LastWords(), pooled=False, version=0, _prepared=None
+        database=parse("postgresql://nowhere/at-all"),
+        pgconn=LastWords(),
+        pooled=False,
+        shares=True,
+        version=0,
+        _prepared=None,
     )
 
     async def ask() -> None:

@@ -63,6 +63,7 @@ ONLY_POSTGRES = {
     "session_hold": "On SQLite a session holds a byte of a side file.",
     "session_open": _SERVER,
     "session_tune": _SERVER,
+    "share": "On SQLite no statement waits for a row.",
     "vigil": _NOTIFY,
     "wait_begin": _NOTIFY,
     "wait_end": _NOTIFY,

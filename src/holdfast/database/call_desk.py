@@ -1,0 +1,312 @@
+"""The sessions of a client for its calls, in threads: the thread of a caller sends. ``call_desk_async`` is for tasks.
+
+A caller that finds a session free leads: it takes the calls that wait, its own among them, sends them, distributes the
+answers, and wakes the thread that leads next. All others wait for an answer, for their turn to lead, or for their
+deadline. Of a batch, the call with the latest deadline leads, because the leader waits as long as any of them may.
+
+What waits is in ``CallQueue``, which decides; here is only who sends, and what an interrupt leaves behind: Ctrl-C may
+come at any bytecode. So a place is locked by a lock that knows its owner, and ``_leave``, which ends every call, runs
+again if it was interrupted itself. A wake-up that was lost costs half a second: nobody waits longer without looking.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, Protocol
+
+from holdfast.database.background import Background
+from holdfast.database.call_queue import Answer, CallQueue, QueuedCall
+from holdfast.database.sessions import Row
+from holdfast.database.url import Database
+from holdfast.errors import EngineError, HoldfastError, Refused, Unanswered, Unreachable
+from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency import NAP, Owner
+from holdfast.runtime.log import WARNING, logger
+
+log = logger("holdfast.engine")
+
+IDLE = 1.0
+"""Seconds after which an unused session is closed: a process that only holds leases needs only the session of the
+background thread."""
+PATIENCE = 0.02
+"""Seconds that a call waits before it opens another session."""
+OCCUPIED = "another call of this client is in progress, and this one cannot wait for it any longer"
+
+
+class Session(Protocol):
+    shares: bool
+    """Whether several calls may be in one transaction of it."""
+
+    def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
+    def call_together(self, calls: Sequence[tuple[str, Mapping[str, Any]]], timeout: float) -> list[Answer]: ...
+    def script(self, text: str, timeout: float) -> None: ...
+    def check_target(self) -> None:
+        """EngineError when the database is no longer the one that was opened, such as a file that was replaced."""
+
+    def close(self) -> None: ...
+
+
+class Opener(Protocol):
+    """What the desk needs of its engine."""
+
+    owner: Owner
+    database: Database
+    closed: bool
+
+    @property
+    def background(self) -> Background: ...
+    def open(self, timeout: float) -> Session:
+        """A session that finds our tables."""
+
+
+class _Place:
+    """A session, or the room for one, and what is being sent on it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # it knows its owner
+        self.session: Session | None = None
+        self.batch: list[QueuedCall] = []
+        self.is_sent = self.was_used = False
+
+    def is_mine(self) -> bool:
+        # private: RLock._is_owned, tested in tests/test_private_names.py
+        return bool(self.lock._is_owned())  # type: ignore[attr-defined]
+
+
+class _Receiver:
+    """What a caller waits with. The lock is free once there is something to do for it."""
+
+    __slots__ = ("thread", "wake")
+
+    def __init__(self) -> None:
+        self.thread, self.wake = threading.get_ident(), threading.Lock()
+        self.wake.acquire()
+
+    def notify(self) -> None:
+        try:  # noqa: SIM105 - hot: contextlib.suppress costs more than the rest
+            self.wake.release()
+        except RuntimeError:
+            pass  # it is free already
+
+
+class CallDesk:
+    def __init__(self, engine: Opener, sessions: int) -> None:
+        self._engine = engine
+        self._queue = CallQueue()
+        self._mutex = threading.RLock()
+        """Guards the queue. It knows its owner, too."""
+        self._places = [_Place() for _ in range(sessions)]
+        self._closes_when_idle = False
+
+    def call(self, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
+        """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was."""
+        self.check_free()
+        call = QueuedCall(name, parameters, deadline, _Receiver())
+        try:
+            try:
+                with self._mutex:
+                    self._queue.add(call)
+                return self._answer(call)
+            finally:
+                self._leave(call)
+        except BaseException:
+            self._leave(call)  # again: Ctrl-C may have come on the way into the first one
+            raise
+
+    def check_free(self) -> None:
+        """Unreachable when this thread is inside: a signal handler that interrupted a call would wait for itself."""
+        if self._mutex._is_owned() or any(place.is_mine() for place in self._places):  # type: ignore[attr-defined]
+            raise Unreachable(OCCUPIED)
+
+    def is_busy(self) -> bool:
+        """Whether something is being sent at this moment."""
+        return any(place.batch for place in self._places)
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Those that are open."""
+        return [place.session for place in self._places if place.session is not None]
+
+    def close(self, deadline: float) -> None:
+        """Unreachable when a call was not answered before ``deadline``, and keeps its session."""
+        self.check_free()
+        for place in self._places:
+            if not place.lock.acquire(timeout=max(0.0, deadline - now())):
+                raise Unreachable(OCCUPIED)
+            try:
+                self._discard(place)
+            finally:
+                place.lock.release()
+        self._wake_next()
+
+    # The caller
+
+    def _answer(self, call: QueuedCall) -> list[Row]:
+        patience = PATIENCE
+        while call.answer is None:
+            if (place := self._enter(opens_another=patience > PATIENCE)) is not None:
+                if self._take(place, call):
+                    self._send(place)
+                place.lock.release()
+                if call.answer is None:
+                    self._wake_next(call)
+            if call.answer is not None:
+                break
+            left = call.deadline - now()
+            if left <= 0:
+                raise self._late(call)
+            call.receiver.wake.acquire(timeout=min(left, patience))
+            patience = NAP
+        if isinstance(call.answer, BaseException):
+            raise call.answer
+        return call.answer
+
+    def _late(self, call: QueuedCall) -> EngineError:
+        with self._mutex:
+            self._queue.leave(call)
+            is_sent = any(call in place.batch and place.is_sent for place in self._places)
+        return late(self._engine.database, is_sent=is_sent)
+
+    def _enter(self, *, opens_another: bool) -> _Place | None:
+        """A place that is free, locked."""
+        for number, place in enumerate(self._places):
+            if (place.session is not None or not number or opens_another) and place.lock.acquire(False):
+                return place
+        return None
+
+    def _take(self, place: _Place, call: QueuedCall) -> bool:
+        """Take the next batch, if this caller is the one to send it."""
+        with self._mutex:
+            leader = _leader(self._queue)
+            if leader is None or leader.receiver.thread != call.receiver.thread:
+                return False
+            place.is_sent = False
+            self._queue.take(place.batch)
+            return True
+
+    def _send(self, place: _Place) -> None:
+        batch = place.batch
+        deadline = max(call.deadline for call in batch)
+        try:
+            if (session := place.session) is None:
+                session = place.session = self._engine.open(max(0.05, deadline - now()))
+            if len(batch) > 1 and not session.shares:
+                with self._mutex:
+                    self._queue.put_back(batch[1:])
+                    del batch[1:]
+            place.is_sent = True
+            answers = _ask(session, batch, max(0.01, deadline - now()))
+        except Exception as error:
+            if isinstance(error, Unanswered):
+                self._discard(place)
+            self._fail(place, error)
+        else:
+            with self._mutex:
+                answered = self._queue.settle(batch, answers)
+                place.batch = []
+            for call in answered:
+                call.receiver.notify()
+            place.was_used = True
+            if not self._closes_when_idle:
+                self._close_when_idle()
+
+    def _leave(self, call: QueuedCall) -> None:
+        """The end of a call, whatever ended it. Safe to run twice."""
+        for place in self._places:
+            if place.is_mine():  # interrupted
+                if place.batch and place.is_sent:
+                    self._discard(place)
+                    self._fail(place, Unanswered("the thread that sent this call with its own was interrupted"))
+                elif place.batch:
+                    with self._mutex:
+                        self._queue.put_back(place.batch)
+                        place.batch = []
+                place.lock.release()
+        if call.answer is None:
+            with self._mutex:
+                self._queue.leave(call)
+        if self._queue.waiting:
+            self._wake_next()
+
+    def _wake_next(self, but: QueuedCall | None = None) -> None:
+        with self._mutex:
+            leader = _leader(self._queue)
+        if leader is not None and leader is not but:
+            leader.receiver.notify()
+
+    def _fail(self, place: _Place, error: Exception) -> None:
+        with self._mutex:
+            failed = self._queue.fail(place.batch, error)
+            place.batch = []
+        for call in failed:
+            call.answer = own_copy(error)
+            call.receiver.notify()
+
+    def _discard(self, place: _Place) -> None:
+        session, place.session = place.session, None
+        if session is not None:
+            session.close()
+
+    # Idle sessions
+
+    def _close_when_idle(self) -> None:
+        self._closes_when_idle = True
+        self._engine.background.call_later(IDLE, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """In the background thread: close the sessions that were not used since the last time."""
+        is_used = False
+        for place in self._places:
+            if place.is_mine() or not place.lock.acquire(blocking=False):
+                is_used = True
+                continue
+            try:
+                if place.session is not None and place.was_used and has_its_target(place.session):
+                    place.was_used, is_used = False, True
+                else:
+                    self._discard(place)
+            finally:
+                place.lock.release()
+        self._closes_when_idle = False
+        if is_used and not self._engine.closed:
+            self._close_when_idle()
+        self._wake_next()  # a caller may have met a place that we had locked
+
+
+def _leader(queue: CallQueue) -> QueuedCall | None:
+    return max(queue.next_batch(), key=lambda call: call.deadline, default=None)
+
+
+def _ask(session: Session, batch: Sequence[QueuedCall], timeout: float) -> list[Answer]:
+    if len(batch) > 1:
+        return session.call_together([(call.name, call.parameters) for call in batch], timeout)
+    [call] = batch
+    try:
+        return [session.call(call.name, call.parameters, timeout)]
+    except Refused as error:
+        return [error]
+
+
+def late(database: Database, *, is_sent: bool) -> EngineError:
+    """The error of a call whose time is over."""
+    return Unanswered(f"{database} did not answer in time") if is_sent else Unreachable(OCCUPIED)
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """For one of several callers: an exception that is raised twice mixes up their tracebacks."""
+    if not isinstance(error, HoldfastError):
+        return error
+    twin = copy(error)
+    twin.__cause__ = error.__cause__
+    return twin
+
+
+def has_its_target(session: Any) -> bool:
+    try:
+        session.check_target()
+    except EngineError as error:
+        log.event("database.replaced", WARNING, "%(error)s", error=str(error))
+        return False
+    return True

@@ -1,0 +1,234 @@
+"""The sessions of a client for its calls, on an event loop. ``call_desk`` is for threads.
+
+No caller sends: whatever adds a call or frees a session starts the next batch, and its answer is a callback. So a
+caller that is cancelled leaves the batch to its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol
+
+from holdfast.database.background import Background
+from holdfast.database.call_desk import IDLE, PATIENCE, has_its_target, late, own_copy
+from holdfast.database.call_queue import Answer, CallQueue, QueuedCall
+from holdfast.database.sessions import Row
+from holdfast.database.url import Database
+from holdfast.errors import Refused, Unanswered
+from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency_async import AsyncOwner
+
+
+class AsyncSession(Protocol):
+    shares: bool
+    """Whether several calls may be in one transaction of it."""
+
+    def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> Awaitable[list[Row]]: ...
+    def call_together(
+        self, calls: Sequence[tuple[str, Mapping[str, Any]]], timeout: float
+    ) -> Awaitable[list[Answer]]: ...
+    async def script(self, text: str, timeout: float) -> None: ...
+    def check_target(self) -> None:
+        """EngineError when the database is no longer the one that was opened, such as a file that was replaced."""
+
+    def close(self) -> None: ...
+
+
+class AsyncOpener(Protocol):
+    """What the desk needs of its engine."""
+
+    owner: AsyncOwner
+    database: Database
+    closed: bool
+
+    @property
+    def background(self) -> Background: ...
+    async def open(self, timeout: float) -> AsyncSession:
+        """A session that finds our tables."""
+
+
+class _Place:
+    """A session, or the room for one, and what is being sent on it."""
+
+    def __init__(self) -> None:
+        self.session: AsyncSession | None = None
+        self.batch: list[QueuedCall] = []
+        self.deadline = 0.0
+        """The latest of the batch."""
+        self.was_used = False
+        self.opening: asyncio.Task[None] | None = None
+
+
+class AsyncCallDesk:
+    def __init__(self, engine: AsyncOpener, sessions: int) -> None:
+        self._engine = engine
+        self._queue = CallQueue()
+        self._places = [_Place() for _ in range(sessions)]
+        self._closes_when_idle = self._is_late_armed = self._is_gathering = False
+
+    async def call(self, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
+        """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was."""
+        loop = asyncio.get_running_loop()
+        call = QueuedCall(name, parameters, deadline, loop.create_future())
+        self._queue.add(call)
+        if not self._is_gathering:
+            self._serve()
+        timer = loop.call_later(deadline - now(), self._on_deadline, call)
+        try:
+            rows: list[Row] = await call.receiver
+            return rows
+        finally:
+            timer.cancel()
+            if call.answer is None:
+                self._queue.leave(call)
+
+    def is_busy(self) -> bool:
+        """Whether something is being sent at this moment."""
+        return any(place.batch for place in self._places)
+
+    @property
+    def sessions(self) -> list[AsyncSession]:
+        """Those that are open."""
+        return [place.session for place in self._places if place.session is not None]
+
+    async def close(self, deadline: float) -> None:
+        """Calls that are being sent are Unanswered."""
+        for place in self._places:
+            self._discard(place)
+
+    def _on_deadline(self, call: QueuedCall) -> None:
+        place = next((place for place in self._places if call in place.batch), None)
+        if place is not None and call.deadline >= place.deadline:
+            return  # the session, or its opening, ends at this moment, and knows why
+        self._queue.leave(call)
+        if not call.receiver.done():
+            is_sent = place is not None and place.session is not None
+            call.receiver.set_exception(late(self._engine.database, is_sent=is_sent))
+
+    # The sessions
+
+    def _serve(self, *, opens_another: bool = False) -> None:
+        """Send what waits, as far as there are free places."""
+        for number, place in enumerate(self._places):
+            if not self._queue.waiting:
+                return
+            if not place.batch and (place.session is not None or not number or opens_another):
+                opens_another = False
+                self._queue.take(place.batch)
+                place.deadline = max(call.deadline for call in place.batch)
+                self._send(place)
+        if self._queue.waiting and len(self.sessions) < len(self._places) and not self._is_late_armed:
+            self._is_late_armed = True
+            asyncio.get_running_loop().call_later(PATIENCE, self._on_late, self._queue.waiting[0])
+
+    def _on_late(self, call: QueuedCall) -> None:
+        self._is_late_armed = False
+        if self._queue.waiting:
+            self._serve(opens_another=self._queue.waiting[0] is call)
+
+    def _send(self, place: _Place) -> None:
+        if place.session is None:
+            place.opening = asyncio.get_running_loop().create_task(self._open(place))
+            return
+        session, batch = place.session, place.batch
+        if len(batch) > 1 and not session.shares:
+            self._queue.put_back(batch[1:])
+            del batch[1:]
+        timeout = max(0.01, place.deadline - now())
+        try:
+            answer: Awaitable[Any]
+            if len(batch) > 1:
+                answer = session.call_together([(call.name, call.parameters) for call in batch], timeout)
+            else:
+                answer = session.call(batch[0].name, batch[0].parameters, timeout)
+            asyncio.ensure_future(answer).add_done_callback(lambda future: self._on_answer(place, session, future))
+        except Exception as error:
+            self._fail(place, error)
+            self._serve()
+
+    async def _open(self, place: _Place) -> None:
+        """In a task of its own, which no caller's cancellation ends."""
+        try:
+            session = await self._engine.open(max(0.05, place.deadline - now()))
+        except BaseException as error:
+            self._fail(place, error if isinstance(error, Exception) else Unanswered("the event loop was closed"))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if self._engine.closed:
+                session.close()
+            else:
+                place.session = session
+                self._send(place)
+        self._serve()
+
+    def _on_answer(self, place: _Place, session: AsyncSession, future: asyncio.Future[Any]) -> None:
+        batch = place.batch
+        error = Unanswered("the event loop was closed") if future.cancelled() else future.exception()
+        if isinstance(error, Refused) and len(batch) == 1:
+            self._settle(place, [error])
+        elif error is not None:
+            if isinstance(error, Unanswered) and place.session is session:
+                self._discard(place)
+            self._fail(place, error)
+        else:
+            self._settle(place, future.result() if len(batch) > 1 else [future.result()])
+        place.was_used = True
+        if not self._closes_when_idle:
+            self._close_when_idle()
+        if not self._is_gathering:
+            self._is_gathering = True
+            asyncio.get_running_loop().call_soon(self._gathered)
+
+    def _gathered(self) -> None:
+        """The tasks that were answered have run: what they asked for next is sent together."""
+        self._is_gathering = False
+        self._serve()
+
+    def _settle(self, place: _Place, answers: Sequence[Answer]) -> None:
+        batch, place.batch = place.batch, []
+        for call in self._queue.settle(batch, answers):
+            if call.receiver.done():
+                continue
+            if isinstance(call.answer, BaseException):
+                call.receiver.set_exception(call.answer)
+            else:
+                call.receiver.set_result(call.answer)
+
+    def _fail(self, place: _Place, error: BaseException) -> None:
+        batch, place.batch = place.batch, []
+        for call in self._queue.fail(batch, error):
+            if not call.receiver.done():
+                call.receiver.set_exception(own_copy(error))
+
+    def _discard(self, place: _Place) -> None:
+        session, place.session = place.session, None
+        if session is not None:
+            session.close()
+
+    # Idle sessions
+
+    def _close_when_idle(self) -> None:
+        self._closes_when_idle = True
+        self._engine.background.call_later(IDLE, self._on_idle_timer)
+
+    def _on_idle_timer(self) -> None:
+        """In the background thread."""
+        if self._engine.owner.alive():
+            self._engine.owner.call(self._close_idle)
+        else:  # the loop is closed, so nothing else would close them
+            for place in self._places:
+                self._discard(place)
+
+    def _close_idle(self) -> None:
+        """Close the sessions that were not used since the last time."""
+        is_used = False
+        for place in self._places:
+            if place.batch or (place.session is not None and place.was_used and has_its_target(place.session)):
+                place.was_used, is_used = False, True
+            else:
+                self._discard(place)
+        self._closes_when_idle = False
+        if is_used and not self._engine.closed:
+            self._close_when_idle()

@@ -1,0 +1,148 @@
+"""The calls of a client that wait for a session, and which of them share a message, a transaction and a commit.
+
+    add ─→ waiting ─→ take: a batch ─→ sent ─→ settle ─→ answered
+              ↑                                  │
+              └──────── rolled back with it ─────┘
+
+It decides, and does nothing else: it knows neither sessions nor threads, tasks, or the time. The oldest waiting call
+decides what the next batch is; calls of its kind that wait go with it, and none waits for a batch to fill.
+
+Invariants:
+  * a call is answered once, and is sent again only if the database has rolled back what it did before;
+  * a refusal that a call meets among others is not believed: that call is sent again alone, and so is one that was
+    rolled back twice because of others. So no neighbour can keep a call from being answered;
+  * a batch is sorted by what its calls write: two batches lock the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from itertools import count
+from typing import Any
+
+from holdfast.errors import Refused
+
+MAX_CALLS = 128
+"""In one transaction: each call of a lease occupies up to three places in the server's lock table until the commit."""
+MAX_ROLLBACKS = 2
+
+READS = ("",)
+"""The ``key`` of a statement that only reads: it shares a batch with other reads, and so waits for no commit."""
+_READS = ("lease_status", "object_get", "object_get_by_name", "object_list", "operation_get")
+_WRITES = {
+    "lease_acquire": ("lease", "name"),
+    "lease_release": ("lease", "name"),
+    "slot_claim": ("lease", "pool"),
+    "slot_release": ("lease", "name"),
+    "object_swap": ("object", "id"),
+    "object_put": ("object", "id"),
+    "object_delete": ("object", "id"),
+    "operation_write": ("operation", "key"),
+}
+"""Statements that may share a transaction, with the noun and the parameter that a batch is sorted by. They are short,
+and each is correct as a transaction of its own. Every other statement is sent alone: it may wait for a row for seconds,
+as lease_renew does, or touch many rows."""
+
+Rows = list[dict[str, Any]]
+Key = tuple[str, ...]
+
+
+class Again(Enum):
+    """The answer to a call that was rolled back with its batch: nothing of it has happened."""
+
+    TOGETHER = auto()
+    """Another call was the reason."""
+    ALONE = auto()
+    """This call was the reason, or may have been."""
+
+
+Answer = Rows | Refused | Again
+
+
+class QueuedCall:
+    """One call of one caller. hot: made for each call of a client, hence slots and no dataclass."""
+
+    __slots__ = ("answer", "deadline", "has_left", "key", "name", "number", "parameters", "receiver", "rollbacks")
+
+    def __init__(self, name: str, parameters: Mapping[str, Any], deadline: float, receiver: Any) -> None:
+        """``receiver``: what the caller waits with; the queue does not look at it."""
+        self.name, self.parameters, self.deadline, self.receiver = name, parameters, deadline, receiver
+        self.key = key_of(name, parameters)
+        self.number = self.rollbacks = 0
+        self.answer: Rows | BaseException | None = None
+        self.has_left = False
+        """Its caller does not wait for the answer any more."""
+
+    def __repr__(self) -> str:
+        return f"<QueuedCall {self.number} {self.name} {self.key}>"
+
+
+def key_of(name: str, parameters: Mapping[str, Any]) -> Key | None:
+    """What the call is sorted by in a batch; READS; None: it is sent alone."""
+    if (shared := _WRITES.get(name)) is not None:
+        return shared[0], str(parameters.get(shared[1]))
+    return READS if name in _READS else None
+
+
+class CallQueue:
+    def __init__(self) -> None:
+        self.waiting: list[QueuedCall] = []
+        """In the order of arrival."""
+        self._numbers = count(1)
+
+    def add(self, call: QueuedCall) -> None:
+        call.number = next(self._numbers)
+        self.waiting.append(call)
+
+    def leave(self, call: QueuedCall) -> bool:
+        """Its caller does not wait any more. True when the call was waiting: nothing of it has happened, or will."""
+        call.has_left = True
+        if call not in self.waiting:
+            return False
+        self.waiting.remove(call)
+        return True
+
+    def next_batch(self) -> list[QueuedCall]:
+        """What is to be sent next; the calls stay in the queue."""
+        if not self.waiting:
+            return []
+        first = self.waiting[0]
+        if first.key is None or len(self.waiting) == 1:
+            return [first]
+        is_read = first.key is READS
+        batch = [call for call in self.waiting if call.key is not None and (call.key is READS) is is_read][:MAX_CALLS]
+        batch.sort(key=lambda call: call.key or READS)
+        return batch
+
+    def take(self, batch: list[QueuedCall]) -> None:
+        """Move the next batch into ``batch``, which is empty. Interrupted, it leaves no call in neither of them."""
+        batch += self.next_batch()
+        taken = set(batch)
+        self.waiting = [call for call in self.waiting if call not in taken]
+
+    def settle(self, batch: Sequence[QueuedCall], answers: Sequence[Answer]) -> list[QueuedCall]:
+        """Store the answers, and return the calls that have one now. The others wait again, in their old places."""
+        answered: list[QueuedCall] = []
+        for call, answer in zip(batch, answers, strict=True):
+            if not isinstance(answer, Again):
+                call.answer = answer
+                answered.append(call)
+                continue
+            call.rollbacks += 1
+            if answer is Again.ALONE or call.rollbacks >= MAX_ROLLBACKS:
+                call.key = None
+        self.put_back([call for call in batch if call.answer is None])
+        return answered
+
+    def fail(self, batch: Sequence[QueuedCall], error: BaseException) -> list[QueuedCall]:
+        """All calls of a batch have the same error: it was lost, or could not be sent. Returns those that have it."""
+        failed = [call for call in batch if call.answer is None]
+        for call in failed:
+            call.answer = error
+        return failed
+
+    def put_back(self, calls: Sequence[QueuedCall]) -> None:
+        """They were not sent, or were rolled back."""
+        if back := {call for call in calls if not call.has_left}:
+            self.waiting = sorted(back.union(self.waiting), key=lambda call: call.number)
