@@ -1,0 +1,261 @@
+"""Calls of one client that wait for each other: what they share, and what stays each caller's own."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import Proxy
+from tests.children import NONE, PATIENCE, eventually, query, rows
+from tests.pairs import EACH_ONCE
+from tests.raw_session import locked, waiters
+
+Connect = Callable[..., Any]
+MANY = 16
+
+
+@contextmanager
+def occupied(client: Any, url: str) -> Iterator[None]:
+    """The client's only session waits for a lock until the end of the block."""
+    with ThreadPoolExecutor(1) as pool:
+        if url.startswith("sqlite"):
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as writer:
+                writer.execute("begin immediate")
+                first = pool.submit(client.lease("first", ttl=600).acquire)
+                eventually(lambda: client._engine._desk.is_busy(), "the first one is being sent")
+                yield
+        else:
+            with locked(url) as connection:
+                first = pool.submit(client.lease("first", ttl=600).acquire)
+                eventually(lambda: waiters(connection) == 1, "the first one waits in the server")
+                yield
+        first.result(PATIENCE)
+
+
+def leases(url: str) -> set[str]:
+    return {name for (name,) in query(url, "select name from holdfast.lease")}
+
+
+def queued(client: Any) -> int:
+    return len(client._engine._desk._queue.waiting)
+
+
+def test_what_queued_while_one_was_sent_shares_a_transaction(connect: Connect, postgres_url: str) -> None:
+    client = connect(postgres_url, sessions=1)
+    client.lease("anchor", ttl=600).acquire()
+    with ThreadPoolExecutor(MANY) as pool:
+        with occupied(client, postgres_url):
+            asked = [pool.submit(client.lease(f"a{i}", ttl=600).acquire) for i in range(MANY)]
+            eventually(lambda: queued(client) == MANY, "all others wait")
+        fences = {asking.result(PATIENCE).fence for asking in asked}
+    assert len(fences) == MANY
+    transactions = "select count(distinct xmin::text) from holdfast.lease where name <> 'anchor' and name <> 'first'"
+    assert query(postgres_url, transactions) == [(1,)]
+
+
+@EACH_ONCE
+def test_a_refused_call_takes_nobody_with_it(connect: Connect, either: str) -> None:
+    """Whatever the reason, the others are granted, once each."""
+    client = connect(either, sessions=1)
+    client.lease("anchor", ttl=600).acquire()
+    if either.startswith("sqlite"):
+        query(
+            either,
+            "create trigger refuse before insert on holdfast_lease when new.name like 'bad%' "
+            "begin select raise(abort, 'not this one'); end",
+        )
+    else:
+        query(
+            either,
+            """create function refuse() returns trigger language plpgsql as
+               $$ begin raise exception 'not this one'; end $$""",
+        )
+        query(
+            either,
+            """create trigger refuse before insert on holdfast.lease
+               for each row when (new.name like 'bad%') execute function refuse()""",
+        )
+    with ThreadPoolExecutor(2 * MANY) as pool:
+        with occupied(client, either):
+            names = [f"{'bad' if i % 5 == 3 else 'good'} {i}" for i in range(MANY)]
+            asked = {name: pool.submit(client.lease(name, ttl=600).acquire) for name in names}
+            eventually(lambda: queued(client) == MANY, "all others wait")
+        for name, asking in asked.items():
+            if name.startswith("good"):
+                asking.result(PATIENCE).check()
+            else:
+                with pytest.raises(holdfast.EngineError, match="not this one"):
+                    asking.result(PATIENCE)
+    held = {record.name for record in client.leases.list()}
+    assert held == {"anchor", "first", *(name for name in names if name.startswith("good"))}
+
+
+@EACH_ONCE
+def test_deadlines_are_each_callers_own(connect: Connect, either: str) -> None:
+    client = connect(either, sessions=1)
+    client.leases.list()
+
+    def ask(timeout: float) -> Any:
+        return client._engine.call("lease_history", {"name": None, "limit": 1}, timeout=timeout)
+
+    with ThreadPoolExecutor(3) as pool:
+        with occupied(client, either):
+            patient = pool.submit(ask, 600.0)
+            with pytest.raises(holdfast.EngineError, match=r"in progress|in time"):
+                pool.submit(ask, 0.1).result(PATIENCE)
+            assert not patient.done()
+        assert patient.result(PATIENCE) is not None
+
+
+async def test_a_cancelled_call_leaves_the_batch_to_its_neighbours(postgres_url: str) -> None:
+    async with holdfast.AsyncClient(postgres_url, sessions=1) as client:
+        anchor = await client.lease("anchor", ttl=600).acquire()
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("lock table holdfast.lease in access exclusive mode")
+            tasks = [asyncio.create_task(client.lease(f"a{i}", ttl=600).acquire()) for i in range(MANY)]
+            await asyncio.sleep(0)
+            desk: Any = client._engine._desk
+            assert len(desk._places[0].batch) + len(desk._queue.waiting) == MANY
+            for task in tasks[::3]:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks[::3], return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {asyncio.CancelledError}
+        kept = [task for task in tasks if task not in tasks[::3]]
+        names = {(await task).name for task in kept}
+        eventually(lambda: leases(postgres_url) == {"anchor", *names}, "the cancelled ones are given back")
+        anchor.check()
+
+
+@EACH_ONCE
+def test_one_that_waits_long_costs_the_others_a_second_session_which_is_closed_when_idle(
+    connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("call_desk", "call_desk_async"):
+        monkeypatch.setattr(f"holdfast.database.{module}.IDLE", 0.1)
+    client = connect(either)
+    with client.lease("anchor", ttl=600):
+        client.objects.put_if("t", "a", 1, holdfast.MustCreate())
+        assert len(client._engine._desk.sessions) == 1
+        with ThreadPoolExecutor(1) as pool:
+            if either.startswith("sqlite"):
+                with closing(sqlite3.connect(either.removeprefix("sqlite:///"), isolation_level=None)) as writer:
+                    writer.execute("begin immediate")
+                    stuck = pool.submit(client.lease("b", ttl=600).acquire)
+                    eventually(lambda: client._engine._desk.is_busy(), "it is being sent")
+                    assert client.objects.get("t", "a").payload == 1
+            else:
+                with locked(either) as connection:
+                    stuck = pool.submit(client.lease("b", ttl=600).acquire)
+                    eventually(lambda: waiters(connection) == 1, "it waits in the server")
+                    assert client.objects.get("t", "a").payload == 1
+            assert len(client._engine._desk.sessions) == 2
+            stuck.result(PATIENCE).release()
+        eventually(lambda: client._engine._desk.sessions == [], "both are closed")
+
+
+def test_a_client_with_one_session_opens_no_second(connect: Connect, postgres_url: str) -> None:
+    client = connect(postgres_url, sessions=1)
+    client.leases.list()
+    with occupied(client, postgres_url), pytest.raises(holdfast.EngineError, match=r"in progress|in time"):
+        client._engine.call("lease_history", {"name": None, "limit": 1}, timeout=0.2)
+    assert len(client._engine._desk.sessions) == 1
+
+
+@pytest.mark.parametrize(("sessions", "error"), [(0, ValueError), (True, TypeError), (1.5, TypeError)])
+def test_sessions_are_counted_in_whole_numbers(connect: Connect, sessions: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="sessions must be"):
+        connect("postgresql://127.0.0.1:1/none", sessions=sessions)
+
+
+def test_many_threads_with_random_faults_lose_nothing(postgres_url: str) -> None:
+    """Connections are cut all the time. Whatever a caller was told, in the end only what is held is there."""
+    with Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
+        stopping = threading.Event()
+
+        def work(number: int) -> Any:
+            kept = None
+            while not stopping.is_set():
+                with suppress(holdfast.EngineError, holdfast.NotAcquired, holdfast.GrantLost):
+                    grant = client.lease(f"a{number}", ttl=600).acquire()
+                    if kept is None:
+                        kept, number = grant, number + MANY
+                    else:
+                        grant.release()
+            return kept
+
+        with ThreadPoolExecutor(MANY) as pool:
+            working = [pool.submit(work, number) for number in range(MANY)]
+            for _ in range(10):
+                eventually(lambda: rows(postgres_url)["lease"] > 0, "they are at work")
+                stopping.wait(0.1)
+                link.cut()
+                link.heal()
+            stopping.set()
+            kept = [asking.result(PATIENCE) for asking in working]
+        eventually(lambda: leases(postgres_url) == {grant.name for grant in kept}, "no other is held")
+        for grant in kept:
+            grant.check()
+            assert grant.release() is True
+    eventually(lambda: rows(postgres_url) == NONE, "nothing is left")
+
+
+class Interrupt:
+    """Ctrl-C at the given moment: Python looks for signals when a function begins, and after one that is built in."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __call__(self, frame: Any, event: str, _: object) -> None:
+        if event in ("call", "c_return") and "holdfast/database/" in frame.f_code.co_filename:
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_any_moment_of_a_call_leaves_the_client_usable(either: str) -> None:
+    """For other threads, too, whose calls were sent with it."""
+    with holdfast.Client(either, sessions=1) as client, ThreadPoolExecutor(3) as pool:
+        anchor = client.lease("anchor", ttl=600).acquire()
+        stopping, problems = threading.Event(), []
+
+        def others(number: int) -> int:
+            count = 0
+            while not stopping.is_set():
+                try:
+                    client._engine.call("object_get", {"type": "t", "id": str(number)}, timeout=PATIENCE)
+                    count += 1
+                except Exception as error:
+                    problems.append(error)
+            return count
+
+        working = [pool.submit(others, number) for number in range(3)]
+        moment, interrupted = 0, True
+        try:
+            while interrupted:
+                moment += 1
+                interrupt, interrupted = Interrupt(moment), False
+                try:
+                    sys.setprofile(interrupt)
+                    client._engine.call("object_get", {"type": "t", "id": "x"}, timeout=PATIENCE)
+                except KeyboardInterrupt:
+                    interrupted = True
+                finally:
+                    sys.setprofile(None)
+                assert client._engine.call("object_get", {"type": "t", "id": "x"}, timeout=PATIENCE) == []
+        finally:
+            stopping.set()
+        assert moment > 20
+        assert all(asking.result(PATIENCE) > 0 for asking in working)
+        assert problems == []
+        anchor.check()
