@@ -32,7 +32,6 @@ from holdfast.objects.model import (
     decode_payload,
     encode_payload,
     refusal,
-    to_json,
 )
 from holdfast.objects.watch import ObjectWatch
 from holdfast.runtime.clock import jitter
@@ -80,8 +79,8 @@ class Objects:
             "body": body,
             "expected": expected,
         }
-        if expected is not None and raw is None and tx is under is None and name is labels is Unset.UNSET:
-            [row] = self._engine.call("object_swap", self._with_token(parameters), again=_REPEATED)
+        if expected is not None and raw is None and tx is None and name is labels is Unset.UNSET:
+            row = self._write("object_swap", parameters, None, under, _REPEATED)
         else:
             parameters |= {
                 "raw": raw.hex() if self._on_postgres and raw is not None else raw,
@@ -95,22 +94,6 @@ class Objects:
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord._of(type, row, payload if raw is None else raw, id=id)
-
-    def _put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
-        """Write the payloads of ``records`` in one transaction, and return the new versions by id.
-
-        Skipped, and not in the result, are records that are no longer at their version, that another transaction is
-        writing, or whose payload is bytes: write those with ``put_if``, which gives the reason. When the
-        lease has passed on, nothing is written: PostgreSQL refuses, on SQLite the result is empty.
-        """
-        under.check()
-        bodies = [(record, encode_payload(record.payload)[0]) for record in records]
-        rows = [
-            {"id": record.id, "body": body, "expected": record.version} for record, body in bodies if body is not None
-        ]
-        parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
-        written = self._engine.call("object_put_many", parameters, again=None)
-        return {row["id"]: row["version"] for row in written}
 
     def delete_if(self, type: str, id: str, version: int, *, tx: Any = None, under: ProofOfLease | None = None) -> None:
         """Delete the object if it is at ``version``; Conflict when it is at another one, or does not exist."""
@@ -171,7 +154,7 @@ class Objects:
     def watch(self, type: str | None = None, *, since: str | None = None) -> ObjectWatch:
         """Changes of one type or of all, from now on or after ``since``: the cursor of a change, or from ``cursor()``.
 
-        Ordered by commit: a change that was committed before another commit began comes first; of two concurrent
+        Ordered by commit: a change that was committed before another COMMIT was sent comes first; of two concurrent
         commits either may. After a cursor nothing is missed and nothing is repeated, across reconnects too.
         CursorExpired when changes after ``since`` have been trimmed.
         """
@@ -196,8 +179,7 @@ class Objects:
         if under is not None:
             under.check()
         lease, token = (None, None) if under is None else (under.name, under.token)
-        late = tx is not None  # the place in the change log is assigned when tx commits
-        parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token, "late": late}
+        parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token}
         if tx is None:
             try:
                 [row] = self._engine.call(statement, parameters, again=again)
@@ -213,4 +195,4 @@ class Objects:
         connection = recognise(self._engine.database, tx, "the objects are")
         if not connection.in_transaction() and not connection.begins_by_itself():
             raise ValueError(AUTOCOMMIT)
-        return connection.write(statement, parameters)
+        return connection.write(statement, parameters | {"late": True})

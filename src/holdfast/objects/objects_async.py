@@ -31,7 +31,6 @@ from holdfast.objects.model import (
     decode_payload,
     encode_payload,
     refusal,
-    to_json,
 )
 from holdfast.objects.watch_async import AsyncObjectWatch
 from holdfast.runtime.clock import jitter
@@ -79,8 +78,8 @@ class AsyncObjects:
             "body": body,
             "expected": expected,
         }
-        if expected is not None and raw is None and tx is under is None and name is labels is Unset.UNSET:
-            [row] = await self._engine.call("object_swap", self._with_token(parameters), again=_REPEATED)
+        if expected is not None and raw is None and tx is None and name is labels is Unset.UNSET:
+            row = await self._write("object_swap", parameters, None, under, _REPEATED)
         else:
             parameters |= {
                 "raw": raw.hex() if self._on_postgres and raw is not None else raw,
@@ -94,22 +93,6 @@ class AsyncObjects:
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord._of(type, row, payload if raw is None else raw, id=id)
-
-    async def _put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
-        """Write the payloads of ``records`` in one transaction, and return the new versions by id.
-
-        Skipped, and not in the result, are records that are no longer at their version, that another transaction is
-        writing, or whose payload is bytes: write those with ``put_if``, which gives the reason. When the
-        lease has passed on, nothing is written: PostgreSQL refuses, on SQLite the result is empty.
-        """
-        under.check()
-        bodies = [(record, encode_payload(record.payload)[0]) for record in records]
-        rows = [
-            {"id": record.id, "body": body, "expected": record.version} for record, body in bodies if body is not None
-        ]
-        parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
-        written = await self._engine.call("object_put_many", parameters, again=None)
-        return {row["id"]: row["version"] for row in written}
 
     async def delete_if(
         self, type: str, id: str, version: int, *, tx: Any = None, under: ProofOfLease | None = None
@@ -176,7 +159,7 @@ class AsyncObjects:
     def watch(self, type: str | None = None, *, since: str | None = None) -> AsyncObjectWatch:
         """Changes of one type or of all, from now on or after ``since``: the cursor of a change, or from ``cursor()``.
 
-        Ordered by commit: a change that was committed before another commit began comes first; of two concurrent
+        Ordered by commit: a change that was committed before another COMMIT was sent comes first; of two concurrent
         commits either may. After a cursor nothing is missed and nothing is repeated, across reconnects too.
         CursorExpired when changes after ``since`` have been trimmed.
         """
@@ -203,8 +186,7 @@ class AsyncObjects:
         if under is not None:
             under.check()
         lease, token = (None, None) if under is None else (under.name, under.token)
-        late = tx is not None  # the place in the change log is assigned when tx commits
-        parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token, "late": late}
+        parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token}
         if tx is None:
             try:
                 [row] = await self._engine.call(statement, parameters, again=again)
@@ -220,4 +202,4 @@ class AsyncObjects:
         connection = recognise(self._engine.database, tx, "the objects are")
         if not connection.in_transaction() and not connection.begins_by_itself():
             raise ValueError(AUTOCOMMIT)
-        return await connection.write(statement, parameters)
+        return await connection.write(statement, parameters | {"late": True})

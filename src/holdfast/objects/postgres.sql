@@ -8,10 +8,7 @@ select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).la
 
 -- name: object_swap
 select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels, (r).current from (select holdfast.object_swap(
-    :type, :id, :body, :expected::bigint, :token::uuid, :again::boolean) as r) as swap
-
--- name: object_put_many
-select id, version from holdfast.object_put_many(:type, :records::json, :lease, :lease_token::uuid)
+    :type, :id, :body, :expected::bigint, :token::uuid, :again::boolean, :lease, :lease_token::uuid) as r) as swap
 
 -- name: object_delete
 select status, current from holdfast.object_delete(

@@ -2,6 +2,7 @@
 update holdfast_object set body = :body, raw = null, updated_at = {now},
        version = (select place << 13 | (random() & 8191) from holdfast_object_next)
  where type = :type and id = :id and version = :expected
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
 returning 'done' as status, version, created_at, updated_at, name, labels;
 
 -- name: object.conflict
@@ -28,16 +29,6 @@ select case when :condition = 'create' then 'exists' else 'conflict' end as stat
 
 -- name: object_put.taken
 select 'taken' as status, version as current, id as owner from holdfast_object where type = :type and name = :name and id <> :id;
-
--- name: object_put_many
--- Each row is found by its primary key. Nothing is ever inserted: only rows that exist are selected, so the conflict clause always updates.
-insert into holdfast_object (type, id, body, version, created_at, updated_at)
-select o.type, o.id, r.value ->> '$.body', (p.place + row_number() over (order by r.key)) << 13 | (random() & 8191), o.created_at, {now}
-  from json_each(:records) r cross join holdfast_object o cross join holdfast_object_next p
- where o.type = :type and o.id = r.value ->> '$.id' and o.version = r.value ->> '$.expected'
-   and exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token)
-    on conflict (type, id) do update set body = excluded.body, raw = null, version = excluded.version, updated_at = excluded.updated_at
-returning id, version;
 
 -- name: object_delete.delete
 delete from holdfast_object where type = :type and id = :id and version = :expected

@@ -13,8 +13,12 @@ from holdfast.database.sqlite_calls import Rows, Run, call
 
 
 @call(attempt="object_swap.update")
-def object_swap(run: Run, type: str, id: str, **_: Any) -> Rows:
+def object_swap(
+    run: Run, type: str, id: str, lease: str | None = None, lease_token: str | None = None, **_: Any
+) -> Rows:
     """The most frequent write: JSON text, at the expected version."""
+    if _is_fenced(run, lease, lease_token):
+        return [{"status": "fenced"}]
     return run("object.conflict", type=type, id=id)
 
 

@@ -25,9 +25,8 @@ from typing import Any, TypeVar
 from holdfast.database.engine import Engine
 from holdfast.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
 from holdfast.lease.grant import LeaseGrant
-from holdfast.objects.model import ObjectRecord
+from holdfast.objects.model import MatchVersion, ObjectRecord
 from holdfast.objects.objects import Objects
-from holdfast.recipes.group_commit import GroupCommit
 from holdfast.recipes.protocols import Driver, Mandate
 from holdfast.recipes.reconciler_terms import (
     DRIVER_TIMEOUT,
@@ -99,7 +98,6 @@ class Reconciler:
         self._engine, self._terms, self._driver = engine, terms, driver
         self._session_present = session_present
         self._objects = Objects(engine)
-        self._group_commit = GroupCommit(self._objects)
         self._calls = BoundedCalls()
         self._locks = KeyedLock()
         """One for each record, and one for the sweep."""
@@ -350,7 +348,8 @@ class Reconciler:
                 reconciler=repr(self), record=record.id,
             )  # fmt: skip
         elif not isinstance(decision, Keep):
-            self._group_commit.put(record, decision.payload, grant)
+            expected = MatchVersion(record.version)
+            self._objects.put_if(record.type, record.id, decision.payload, expected, under=grant)
             self._counts.add(written=1)
             log.debug("%r: %r is %s", self, record.id, decision.phase)
 

@@ -24,9 +24,8 @@ from typing import Any, TypeVar
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
 from holdfast.lease.grant_async import AsyncLeaseGrant
-from holdfast.objects.model import ObjectRecord
+from holdfast.objects.model import MatchVersion, ObjectRecord
 from holdfast.objects.objects_async import AsyncObjects
-from holdfast.recipes.group_commit_async import AsyncGroupCommit
 from holdfast.recipes.protocols_async import AsyncDriver, AsyncMandate
 from holdfast.recipes.reconciler_terms import (
     DRIVER_TIMEOUT,
@@ -97,7 +96,6 @@ class AsyncReconciler:
         self._engine, self._terms, self._driver = engine, terms, driver
         self._session_present = session_present
         self._objects = AsyncObjects(engine)
-        self._group_commit = AsyncGroupCommit(self._objects)
         self._calls = AsyncBoundedCalls()
         self._locks = AsyncKeyedLock()
         """One for each record, and one for the sweep."""
@@ -354,7 +352,8 @@ class AsyncReconciler:
                 reconciler=repr(self), record=record.id,
             )  # fmt: skip
         elif not isinstance(decision, Keep):
-            await self._group_commit.put(record, decision.payload, grant)
+            expected = MatchVersion(record.version)
+            await self._objects.put_if(record.type, record.id, decision.payload, expected, under=grant)
             self._counts.add(written=1)
             log.debug("%r: %r is %s", self, record.id, decision.phase)
 

@@ -248,7 +248,7 @@ end $$;
 -- The most frequent write: a text payload at an expected version, not in the user's transaction. One statement without
 -- calls; object_put handles every other case.
 create function holdfast.object_swap(
-    type text, id text, body text, expected bigint, token uuid, again boolean,
+    type text, id text, body text, expected bigint, token uuid, again boolean, lease text, lease_token uuid,
     out status text, out version bigint, out created_at double precision, out updated_at double precision, out name text,
     out labels jsonb, out current bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -257,6 +257,9 @@ declare
     watched boolean;
     count bigint;
 begin
+    if lease is not null then
+        perform holdfast.object_fence(lease, lease_token);
+    end if;
     if not again then
         update holdfast.object x set body = object_swap.body, raw = null, updated_at = clock_timestamp(), version = nextval('holdfast.version')
           from holdfast.meta m
@@ -284,45 +287,6 @@ begin
       into status, version, created_at, updated_at, name, labels, current
       from holdfast.object_put(object_swap.type, object_swap.id, object_swap.body, null, 'match', expected, false, null, null,
            object_swap.token, again, null, null, false) p;
-end $$;
-
--- Write several objects of one type, each if it is at the expected version: [{"id", "body", "expected"}, ...]. Skips objects
--- that are locked or at another version, so it never waits while it holds locks. Returns the objects that it wrote.
-create function holdfast.object_put_many(type text, records json, lease text, lease_token uuid)
-returns table (id text, version bigint)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_hashjoin = off set enable_mergejoin = off as $$
-#variable_conflict use_column
-declare
-    token uuid := gen_random_uuid();
-    written int;
-    latest bigint;
-begin
-    if lease is not null then
-        perform holdfast.object_fence(lease, lease_token);
-    end if;
-    perform holdfast.draw('holdfast.version');  -- the checks; the rows draw their own
-    -- LATERAL looks each object up by its key; a plain join read all objects of the type.
-    return query with locked as materialized (
-        select x.place, r.body from json_to_recordset(records) r (id text, body text, expected bigint), lateral (
-            select o.ctid as place from holdfast.object o
-             where o.type = object_put_many.type and o.id = r.id and o.version = r.expected
-             limit 1 for no key update skip locked) x
-    ), written as (
-        update holdfast.object x set body = l.body, raw = null, version = nextval('holdfast.version'), updated_at = clock_timestamp()
-          from locked l where x.ctid = l.place returning x.id, x.version
-    ), logged as (
-        insert into holdfast.object_change
-        select pg_current_xact_id(), w.version, w.version, object_put_many.type, w.id, 'updated', token from written w
-    )
-    select w.id, w.version from written w;
-    get diagnostics written = row_count;
-    latest := pg_sequence_last_value('holdfast.object_change_number_seq'::regclass);
-    if latest & 1023 < written then
-        perform holdfast.object_trim(latest);
-    end if;
-    if exists (select from holdfast.object_watched w where w.until > clock_timestamp()) then
-        perform pg_notify('holdfast.free', E'\x01objects');
-    end if;
 end $$;
 
 -- status: done (version: of the deletion) | conflict (current: the object's version, NULL if there is no object).
@@ -461,8 +425,7 @@ end $$;
 revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint, bigint, text, text, text, uuid), holdfast.object_late(),
     holdfast.object_log_at_commit(bigint, text, text, text, uuid), holdfast.object_settle(), holdfast.object_newest(pg_snapshot),
     holdfast.object_fence(text, uuid),
-    holdfast.object_put_many(text, json, text, uuid),
-    holdfast.object_swap(text, text, text, bigint, uuid, boolean),
+    holdfast.object_swap(text, text, text, bigint, uuid, boolean, text, uuid),
     holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid, boolean),
     holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid, boolean), holdfast.object_get(text, text),
     holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int), holdfast.object_cursor(),
