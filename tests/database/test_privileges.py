@@ -28,7 +28,7 @@ PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
     "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
     "lease_protect_at_commit", "lock_namespace", "lock_note", "lock_holds", "lock_label", "audit_begin", "audit_end",
-    "object_put", "object_swap", "object_put_many", "object_delete", "object_get", "object_get_by_name", "object_list",
+    "object_put", "object_swap", "object_delete", "object_get", "object_get_by_name", "object_list",
     "object_cursor", "object_changes",
     "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_match",
     "operation_entries",
@@ -43,6 +43,7 @@ PUBLIC = {
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
+    "lease_await": "'x', gen_random_uuid()",
     "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false)::holdfast.lease,"
     " 'released', false",
     "draw": "'holdfast.fence'",

@@ -163,13 +163,13 @@ def test_a_release_gives_up_while_a_transaction_is_open(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A forced one; and one from SQL, which waits in the server, because its function says for how long."""
+    """A forced one; and one from SQL, which waits in the server, in a function that says for how long."""
     monkeypatch.setattr("holdfast.lease.admin._PATIENCE", 0.1)
     grant = client.lease(name, ttl=600).acquire()
     grant.protect(connection)
     with pytest.raises(EngineError, match=f"{name}.* cannot be taken away while"):
         operator.leases.force_release(name, actor="test", reason="too long")
-    limited = "select 'lock_timeout=5s' = any(proconfig) from pg_proc where oid = to_regproc('holdfast.lease_release')"
+    limited = "select 'lock_timeout=5s' = any(proconfig) from pg_proc where oid = to_regproc('holdfast.lease_await')"
     assert ask(url, limited) == [(True,)]
     assert not grant.lost
     connection.commit()

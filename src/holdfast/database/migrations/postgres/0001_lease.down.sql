@@ -15,6 +15,7 @@ drop function holdfast.beat_renew(uuid);
 drop function holdfast.lease_force_release(text, text, text, boolean);
 drop function holdfast.lease_abandon(text, uuid);
 drop function holdfast.lease_release(text, uuid, boolean, boolean);
+drop function holdfast.lease_await(text, uuid);
 drop function holdfast.lease_status(text, uuid);
 drop function holdfast.lease_renew(text, uuid);
 drop function holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb);

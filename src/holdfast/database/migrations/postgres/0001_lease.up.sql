@@ -8,7 +8,11 @@
 --   * a function that waits for both rows locks the lease before the beat (renew, release, force_release); a takeover locks
 --     the beat first, but with SKIP LOCKED;
 --   * a heartbeat writes only the beat row, a protected transaction locks only the lease row: they never block each other;
---   * one acquire per transaction: two transactions that take two free names in opposite orders would deadlock.
+--   * several calls of one client may share a transaction (statement "share" of postgres.sql). Such a transaction takes its names
+--     in order and waits for a lock for at most 50 ms; what would have to wait longer is rolled back with its neighbours and sent
+--     again alone. So no two of them deadlock, and none waits for a user's transaction: acquires try, releases use NOWAIT, and
+--     what remains are rows of a beat, which another of these transactions or a heartbeat frees in a moment. What may wait for
+--     seconds sets a lock_timeout of its own (renew, force_release), which would override that limit: it is sent alone.
 -- Every function pins its search_path, because a SECURITY DEFINER function without one can be hijacked. Internal functions
 -- are not SECURITY DEFINER: a role without privileges on the tables cannot call them directly.
 
@@ -350,8 +354,13 @@ declare
     keep timestamptz;
     number bigint;
 begin
-    perform holdfast.check_name('name', lease_acquire.name);
-    perform holdfast.check_name('holder', lease_acquire.holder);
+    -- hot: bench lease pairs. The checks are repeated here, because a call of a function costs as much as each.
+    if name is null or length(name) not between 1 and 200 or name ~ '[[:cntrl:]]' then
+        perform holdfast.check_name('name', name);
+    end if;
+    if holder is null or length(holder) not between 1 and 200 or holder ~ '[[:cntrl:]]' then
+        perform holdfast.check_name('holder', holder);
+    end if;
     if ttl_seconds is null or ttl_seconds not between 0.05 and 86400 then
         raise exception 'ttl_seconds must be between 0.05 and 86400, not %', ttl_seconds using errcode = 'invalid_parameter_value';
     end if;
@@ -361,9 +370,12 @@ begin
     lease_acquire.token := null;
     for attempt in 1..4 loop
         select l.*, b.id is null or b.dead as dead, coalesce(b.expires_at <= clock_timestamp(), true) as expired,
-               b.expires_at, b.solo, b.host, b.pid, b.session_key, b.server_started
-          into r from holdfast.lease l left join holdfast.beat b on b.id = l.beat where l.name = lease_acquire.name;
-        taken := found;
+               b.expires_at, b.solo, b.host, b.pid, b.session_key, b.server_started, own.id is not null as own_exists,
+               case when not own.dead then date_part('epoch', own.expires_at - clock_timestamp()) end as own_remaining
+          into r
+          from (values (lease_acquire.name)) asked (name) left join holdfast.lease l on l.name = asked.name
+               left join holdfast.beat b on b.id = l.beat left join holdfast.beat own on own.id = lease_acquire.beat;
+        taken := r.name is not null;
         if taken and r.token = want and not r.dead and not r.expired then
             -- A repeated request whose first reply was lost. The UPDATE makes this commit wait for a synchronous standby, too.
             update holdfast.lease l set holder = r.holder where l.name = r.name and l.token = want;
@@ -380,11 +392,9 @@ begin
             remaining := extract(epoch from r.expires_at - clock_timestamp()); beat := null;
             return;
         end if;
-        founds := lease_acquire.beat is null;
-        if not founds then
-            select case when not b.dead then extract(epoch from b.expires_at - clock_timestamp()) end
-              into remaining from holdfast.beat b where b.id = beat_id;
-            founds := not found and process is not null;
+        founds := lease_acquire.beat is null or not r.own_exists and process is not null;
+        if lease_acquire.beat is not null then
+            remaining := r.own_remaining;
             -- If the caller's own beat holds the lease and its session has ended, the beat is lost as well.
             if not founds and coalesce(remaining, 0) <= 0 or gone and r.beat = beat_id then
                 status := 'beat_lost'; remaining := null;
@@ -395,10 +405,21 @@ begin
         if not taken then
             -- Another session may have inserted this name without committing yet: the INSERT would wait for it.
             exit when not pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_acquire.name));
-            number := holdfast.draw('holdfast.fence');
-            insert into holdfast.lease as l values (lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep)
+            if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
+            number := nextval('holdfast.fence');
+            -- hot: the check of draw(), inlined
+            insert into holdfast.lease as l
+            select lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep
+              from holdfast.meta m, holdfast.raised_for f
+             where number >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
+               and f.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
                 on conflict do nothing;
-            continue when not found;
+            if not found then
+                number := holdfast.draw('holdfast.fence');
+                insert into holdfast.lease as l values (lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep)
+                    on conflict do nothing;
+                continue when not found;
+            end if;
             -- The row is ours. If another fence was drawn since ours, its holder may have had and released this name: draw again.
             if pg_sequence_last_value('holdfast.fence'::regclass) <> number then
                 number := holdfast.draw('holdfast.fence');
@@ -480,22 +501,41 @@ begin
      where l.name = lease_status.name and l.token = lease_status.token and not b.dead and b.expires_at > clock_timestamp();
 end $$;
 
+-- Lock the row of a lease, waiting at most 5 s for transactions that it protects.
+create function holdfast.lease_await(name text, token uuid) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+begin
+    perform from holdfast.lease l where l.name = lease_await.name and l.token = lease_await.token for update;
+end $$;
+
 -- False for a foreign or stale token. Waits at most 5 s for transactions that this lease protects; with wait => false it
 -- fails with 55P03 at once. tell: the process that renews the beat learns of the release with its next heartbeat.
 create function holdfast.lease_release(name text, token uuid, wait boolean default true, tell boolean default true) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     l holdfast.lease;
+    r record;
 begin
     if wait then
-        select * into l from holdfast.lease x where x.name = lease_release.name and x.token = lease_release.token for update;
-    else
-        select * into l from holdfast.lease x where x.name = lease_release.name and x.token = lease_release.token for update nowait;
+        perform holdfast.lease_await(name, token);
     end if;
+    select x.*, b.host, b.pid, b.solo into r from holdfast.lease x left join holdfast.beat b on b.id = x.beat
+     where x.name = lease_release.name and x.token = lease_release.token for update of x nowait;
     if not found then
         return false;
     end if;
-    perform holdfast.lease_end(l, 'released', tell);
+    if tell or r.solo or r.kept or r.keep_until is not null then
+        select * into l from holdfast.lease x where x.name = lease_release.name;
+        perform holdfast.lease_end(l, 'released', tell);
+        return true;
+    end if;
+    -- hot: lease_end() and wake(), inlined for the lease of a process
+    insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+    values (r.name, r.holder, r.host, r.pid, r.fence, r.acquired_at, clock_timestamp(), 'released');
+    delete from holdfast.lease x where x.name = r.name;
+    if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(holdfast.waiters_name(r.name))) then
+        perform holdfast.wake(r.name);
+    end if;
     return true;
 end $$;
 
@@ -764,7 +804,7 @@ revoke all on function holdfast.history_trim(), holdfast.copy_id(), holdfast.ser
     holdfast.check_name(text, text), holdfast.waiters_name(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
-    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),
+    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_await(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),
     holdfast.lease_abandon(text, uuid), holdfast.lease_force_release(text, text, text, boolean), holdfast.beat_renew(uuid),
     holdfast.beat_leases(uuid), holdfast.beat_end(uuid), holdfast.purge(), holdfast.lease_list(text), holdfast.lease_history(text, integer),
     holdfast.check_savepoint(xid), holdfast.fenced_out(text), holdfast.snapshot_time(), holdfast.lease_protect(text, uuid), holdfast.commit_check(),
