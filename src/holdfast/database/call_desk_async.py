@@ -15,9 +15,12 @@ from holdfast.database.call_desk import IDLE, PATIENCE, has_its_target, late, ow
 from holdfast.database.call_queue import Answer, CallQueue, QueuedCall
 from holdfast.database.sessions import Row
 from holdfast.database.url import Database
-from holdfast.errors import Refused, Unanswered
+from holdfast.errors import EngineError, Refused, Unanswered
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import AsyncOwner
+
+TOLERANCE = 0.05
+"""Seconds by which a batch may outlive the deadline of one of its calls."""
 
 
 class AsyncSession(Protocol):
@@ -67,19 +70,21 @@ class AsyncCallDesk:
         self._places = [_Place() for _ in range(sessions)]
         self._closes_when_idle = self._is_late_armed = self._is_gathering = False
 
-    async def call(self, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
+    async def call(
+        self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False
+    ) -> list[Row]:
         """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was."""
-        loop = asyncio.get_running_loop()
-        call = QueuedCall(name, parameters, deadline, loop.create_future())
+        call = QueuedCall(name, parameters, deadline, alone)
+        call.receiver = asyncio.get_running_loop().create_future()
         self._queue.add(call)
         if not self._is_gathering:
             self._serve()
-        timer = loop.call_later(deadline - now(), self._on_deadline, call)
         try:
             rows: list[Row] = await call.receiver
             return rows
         finally:
-            timer.cancel()
+            if call.timer is not None:
+                call.timer.cancel()
             if call.answer is None:
                 self._queue.leave(call)
 
@@ -117,10 +122,21 @@ class AsyncCallDesk:
                 opens_another = False
                 self._queue.take(place.batch)
                 place.deadline = max(call.deadline for call in place.batch)
+                for call in place.batch:
+                    if call.deadline + TOLERANCE < place.deadline:
+                        self._limit(call)
                 self._send(place)
+        for call in self._queue.waiting:
+            self._limit(call)
         if self._queue.waiting and len(self.sessions) < len(self._places) and not self._is_late_armed:
             self._is_late_armed = True
             asyncio.get_running_loop().call_later(PATIENCE, self._on_late, self._queue.waiting[0])
+
+    def _limit(self, call: QueuedCall) -> None:
+        """Arm its timer. Not for a call whose batch ends in time: hot, a timer costs 3 us."""
+        if call.timer is None:
+            seconds = max(0.0, call.deadline - now())
+            call.timer = asyncio.get_running_loop().call_later(seconds, self._on_deadline, call)
 
     def _on_late(self, call: QueuedCall) -> None:
         self._is_late_armed = False
@@ -158,6 +174,7 @@ class AsyncCallDesk:
         else:
             if self._engine.closed:
                 session.close()
+                self._fail(place, EngineError(f"the client of {self._engine.database} is closed"))
             else:
                 place.session = session
                 self._send(place)

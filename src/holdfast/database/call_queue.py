@@ -23,8 +23,8 @@ from typing import Any
 
 from holdfast.errors import Refused
 
-MAX_CALLS = 128
-"""In one transaction: each call of a lease occupies up to three places in the server's lock table until the commit."""
+MAX_CALLS = 64
+"""In one transaction: each call of a lease occupies one or two places in the server's lock table until the commit."""
 MAX_ROLLBACKS = 2
 
 READS = ("",)
@@ -63,12 +63,19 @@ Answer = Rows | Refused | Again
 class QueuedCall:
     """One call of one caller. hot: made for each call of a client, hence slots and no dataclass."""
 
-    __slots__ = ("answer", "deadline", "has_left", "key", "name", "number", "parameters", "receiver", "rollbacks")
+    __slots__ = (
+        "answer", "deadline", "has_left", "is_alone", "key", "name", "number", "parameters", "receiver", "rollbacks",
+        "timer",
+    )  # fmt: skip
 
-    def __init__(self, name: str, parameters: Mapping[str, Any], deadline: float, receiver: Any) -> None:
-        """``receiver``: what the caller waits with; the queue does not look at it."""
-        self.name, self.parameters, self.deadline, self.receiver = name, parameters, deadline, receiver
-        self.key = key_of(name, parameters)
+    def __init__(self, name: str, parameters: Mapping[str, Any], deadline: float, is_alone: bool = False) -> None:
+        """``is_alone``: it will probably be refused, and must not be the reason for which others are rolled back."""
+        self.name, self.parameters, self.deadline, self.is_alone = name, parameters, deadline, is_alone
+        self.receiver: Any = None
+        self.timer: Any = None
+        """What its caller waits with, and what ends that; the queue does not look at them."""
+        self.key: Key | None = None
+        """What it is sorted by in a batch; READS; None: it is sent alone. Set by the queue."""
         self.number = self.rollbacks = 0
         self.answer: Rows | BaseException | None = None
         self.has_left = False
@@ -79,7 +86,6 @@ class QueuedCall:
 
 
 def key_of(name: str, parameters: Mapping[str, Any]) -> Key | None:
-    """What the call is sorted by in a batch; READS; None: it is sent alone."""
     if (shared := _WRITES.get(name)) is not None:
         return shared[0], str(parameters.get(shared[1]))
     return READS if name in _READS else None
@@ -93,6 +99,7 @@ class CallQueue:
 
     def add(self, call: QueuedCall) -> None:
         call.number = next(self._numbers)
+        call.key = None if call.is_alone else key_of(call.name, call.parameters)
         self.waiting.append(call)
 
     def leave(self, call: QueuedCall) -> bool:
@@ -118,8 +125,11 @@ class CallQueue:
     def take(self, batch: list[QueuedCall]) -> None:
         """Move the next batch into ``batch``, which is empty. Interrupted, it leaves no call in neither of them."""
         batch += self.next_batch()
-        taken = set(batch)
-        self.waiting = [call for call in self.waiting if call not in taken]
+        if len(batch) == len(self.waiting):
+            self.waiting = []
+        else:
+            taken = set(batch)
+            self.waiting = [call for call in self.waiting if call not in taken]
 
     def settle(self, batch: Sequence[QueuedCall], answers: Sequence[Answer]) -> list[QueuedCall]:
         """Store the answers, and return the calls that have one now. The others wait again, in their old places."""

@@ -133,17 +133,19 @@ class AsyncEngine(ABC):
         *,
         timeout: float = CALL_TIMEOUT,
         again: Mapping[str, Any] | None = NOTHING,
+        alone: bool = False,
     ) -> list[Row]:
         """Run a named statement; once more on a new connection when the old one turns out to be dead.
 
-        ``again``: parameters that differ the second time. None: never send it twice.
+        ``again``: parameters that differ the second time. None: never send it twice. ``alone``: in no transaction with
+        calls of others.
         """
         self.check_usable()
         deadline = now() + timeout
         unanswered: Unanswered | None = None
         while True:
             try:
-                rows = await self._desk.call(name, parameters, deadline)
+                rows = await self._desk.call(name, parameters, deadline, alone=alone)
                 return rows if unanswered is None else Repeated(rows)
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
@@ -173,7 +175,8 @@ class AsyncEngine(ABC):
         until, deadline, pause = now() + patience, now() + timeout, 0.002
         while True:
             try:
-                return await self.call(name, parameters, timeout=deadline - now(), again=again)
+                alone = pause > 0.002  # it was refused, and may be again
+                return await self.call(name, parameters, timeout=deadline - now(), again=again, alone=alone)
             except Refused as error:
                 if error.sqlstate != LOCKED or now() + pause > until:
                     raise

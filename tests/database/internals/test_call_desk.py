@@ -224,10 +224,10 @@ class Interrupt:
 
 
 def test_ctrl_c_at_any_moment_of_a_call_leaves_the_client_usable(either: str) -> None:
-    """For other threads, too, whose calls were sent with it."""
+    """For other threads, too. A call that was sent with an interrupted one, twice in a row, has no answer."""
     with holdfast.Client(either, sessions=1) as client, ThreadPoolExecutor(3) as pool:
         anchor = client.lease("anchor", ttl=600).acquire()
-        stopping, problems = threading.Event(), []
+        stopping, problems = threading.Event(), list[str]()
 
         def others(number: int) -> int:
             count = 0
@@ -235,8 +235,8 @@ def test_ctrl_c_at_any_moment_of_a_call_leaves_the_client_usable(either: str) ->
                 try:
                     client._engine.call("object_get", {"type": "t", "id": str(number)}, timeout=PATIENCE)
                     count += 1
-                except Exception as error:
-                    problems.append(error)
+                except holdfast.EngineError as error:
+                    problems.append(str(error))
             return count
 
         working = [pool.submit(others, number) for number in range(3)]
@@ -257,5 +257,5 @@ def test_ctrl_c_at_any_moment_of_a_call_leaves_the_client_usable(either: str) ->
             stopping.set()
         assert moment > 20
         assert all(asking.result(PATIENCE) > 0 for asking in working)
-        assert problems == []
+        assert set(problems) <= {"the thread that sent this call with its own was interrupted"}
         anchor.check()

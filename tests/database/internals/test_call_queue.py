@@ -6,14 +6,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from holdfast.database import call_queue
 from holdfast.database.call_queue import MAX_CALLS, MAX_ROLLBACKS, READS, Again, Answer, CallQueue, QueuedCall
+from holdfast.database.statements import statements
 from holdfast.errors import Refused, Unanswered
 
 STATEMENTS = ["lease_acquire", "lease_release", "lease_renew", "object_swap", "object_get", "operation_write"]
 
 
 def call(statement: str, name: str = "a") -> QueuedCall:
-    return QueuedCall(statement, {"name": name, "id": name, "key": name}, 0.0, None)
+    return QueuedCall(statement, {"name": name, "id": name, "key": name}, 0.0)
 
 
 def added(queue: CallQueue, *calls: QueuedCall) -> list[QueuedCall]:
@@ -26,6 +28,14 @@ def taken(queue: CallQueue) -> list[QueuedCall]:
     batch: list[QueuedCall] = []
     queue.take(batch)
     return batch
+
+
+def test_what_may_share_a_transaction_is_a_statement_with_the_parameter_that_sorts_it() -> None:
+    known = statements("postgres")
+    for name, (_, parameter) in call_queue._WRITES.items():
+        assert parameter in known[name].parameters, name
+    for name in call_queue._READS:
+        assert known[name].reads_only, name
 
 
 def test_what_waits_is_sent_as_one_in_the_order_of_what_it_writes() -> None:
