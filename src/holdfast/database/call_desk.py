@@ -5,8 +5,8 @@ answers, and wakes the thread that leads next. All others wait for an answer, fo
 deadline. Of a batch, the call with the latest deadline leads, because the leader waits as long as any of them may.
 
 What waits is in ``CallQueue``, which decides; here is only who sends, and what an interrupt leaves behind: Ctrl-C may
-come at any bytecode. So a place is locked by a lock that knows its owner, and ``_leave``, which ends every call, runs
-again if it was interrupted itself. A wake-up that was lost costs half a second: nobody waits longer without looking.
+come at any bytecode. So a place is locked by a lock that knows its owner, and ``_leave`` ends every call. A wake-up
+that an interrupt lost costs half a second: then each thread that waits looks again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE = 0.05
 OCCUPIED = "another call of this client is in progress, and this one cannot wait for it any longer"
 
 
-class Session(Protocol):
+class CallSession(Protocol):
     shares: bool
     """Whether several calls may be in one transaction of it."""
 
@@ -57,7 +57,7 @@ class Opener(Protocol):
 
     @property
     def background(self) -> Background: ...
-    def open(self, timeout: float) -> Session:
+    def open(self, timeout: float) -> CallSession:
         """A session that finds our tables."""
 
 
@@ -66,7 +66,7 @@ class _Place:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # it knows its owner
-        self.session: Session | None = None
+        self.session: CallSession | None = None
         self.batch: list[QueuedCall] = []
         self.is_sent = self.was_used = False
 
@@ -105,25 +105,21 @@ class CallDesk:
         self.check_free()
         call = QueuedCall(name, parameters, deadline, alone)
         try:
-            try:
-                if self._queue.waiting or (place := self._enter(opens_another=False)) is None:
-                    call.receiver = _Receiver()
-                    with self._mutex:
-                        self._queue.add(call)
-                    return self._answer(call)
-                place.is_sent = False  # hot: nobody else waits. The queue would cost 5 us, a tenth of a call
-                place.batch.append(call)
-                self._send(place)
-                place.lock.release()
-                if isinstance(call.answer, list):
-                    return call.answer
-                assert call.answer is not None
-                raise call.answer
-            finally:
-                self._leave(call)
-        except BaseException:
-            self._leave(call)  # again: Ctrl-C may have come on the way into the first one
-            raise
+            if self._queue.waiting or (place := self._enter(opens_another=False)) is None:
+                call.receiver = _Receiver()
+                with self._mutex:
+                    self._queue.add(call)
+                return self._answer(call)
+            place.is_sent = False  # hot: no other call waits. The queue would cost 5 us, a tenth of a call
+            place.batch.append(call)
+            self._send(place)
+            place.lock.release()
+            if isinstance(call.answer, list):
+                return call.answer
+            assert call.answer is not None
+            raise call.answer
+        finally:
+            self._leave(call)
 
     def check_free(self) -> None:
         """Unreachable when this thread is inside: a signal handler that interrupted a call would wait for itself."""
@@ -135,7 +131,7 @@ class CallDesk:
         return any(place.batch for place in self._places)
 
     @property
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[CallSession]:
         """Those that are open."""
         return [place.session for place in self._places if place.session is not None]
 
@@ -224,7 +220,7 @@ class CallDesk:
                 self._close_when_idle()
 
     def _leave(self, call: QueuedCall) -> None:
-        """The end of a call, whatever ended it. Safe to run twice."""
+        """The end of a call, whatever ended it."""
         for place in self._places:
             if place.is_mine():  # interrupted
                 if place.batch and place.is_sent:
@@ -291,7 +287,7 @@ def _leader(queue: CallQueue) -> QueuedCall | None:
     return max(queue.next_batch(), key=lambda call: call.deadline, default=None)
 
 
-def _ask(session: Session, batch: Sequence[QueuedCall], timeout: float) -> list[Answer]:
+def _ask(session: CallSession, batch: Sequence[QueuedCall], timeout: float) -> list[Answer]:
     if len(batch) > 1:
         return session.call_together([(call.name, call.parameters) for call in batch], timeout)
     [call] = batch

@@ -23,7 +23,7 @@ TOLERANCE = 0.05
 """Seconds by which a batch may outlive the deadline of one of its calls."""
 
 
-class AsyncSession(Protocol):
+class AsyncCallSession(Protocol):
     shares: bool
     """Whether several calls may be in one transaction of it."""
 
@@ -47,15 +47,15 @@ class AsyncOpener(Protocol):
 
     @property
     def background(self) -> Background: ...
-    async def open(self, timeout: float) -> AsyncSession:
+    async def open(self, timeout: float) -> AsyncCallSession:
         """A session that finds our tables."""
 
 
-class _Place:
+class _AsyncPlace:
     """A session, or the room for one, and what is being sent on it."""
 
     def __init__(self) -> None:
-        self.session: AsyncSession | None = None
+        self.session: AsyncCallSession | None = None
         self.batch: list[QueuedCall] = []
         self.deadline = 0.0
         """The latest of the batch."""
@@ -67,7 +67,7 @@ class AsyncCallDesk:
     def __init__(self, engine: AsyncOpener, sessions: int) -> None:
         self._engine = engine
         self._queue = CallQueue()
-        self._places = [_Place() for _ in range(sessions)]
+        self._places = [_AsyncPlace() for _ in range(sessions)]
         self._closes_when_idle = self._is_late_armed = self._is_gathering = False
 
     async def call(
@@ -93,7 +93,7 @@ class AsyncCallDesk:
         return any(place.batch for place in self._places)
 
     @property
-    def sessions(self) -> list[AsyncSession]:
+    def sessions(self) -> list[AsyncCallSession]:
         """Those that are open."""
         return [place.session for place in self._places if place.session is not None]
 
@@ -143,7 +143,7 @@ class AsyncCallDesk:
         if self._queue.waiting:
             self._serve(opens_another=self._queue.waiting[0] is call)
 
-    def _send(self, place: _Place) -> None:
+    def _send(self, place: _AsyncPlace) -> None:
         if place.session is None:
             place.opening = asyncio.get_running_loop().create_task(self._open(place))
             return
@@ -163,7 +163,7 @@ class AsyncCallDesk:
             self._fail(place, error)
             self._serve()
 
-    async def _open(self, place: _Place) -> None:
+    async def _open(self, place: _AsyncPlace) -> None:
         """In a task of its own, which no caller's cancellation ends."""
         try:
             session = await self._engine.open(max(0.05, place.deadline - now()))
@@ -180,7 +180,7 @@ class AsyncCallDesk:
                 self._send(place)
         self._serve()
 
-    def _on_answer(self, place: _Place, session: AsyncSession, future: asyncio.Future[Any]) -> None:
+    def _on_answer(self, place: _AsyncPlace, session: AsyncCallSession, future: asyncio.Future[Any]) -> None:
         batch = place.batch
         error = Unanswered("the event loop was closed") if future.cancelled() else future.exception()
         if isinstance(error, Refused) and len(batch) == 1:
@@ -203,7 +203,7 @@ class AsyncCallDesk:
         self._is_gathering = False
         self._serve()
 
-    def _settle(self, place: _Place, answers: Sequence[Answer]) -> None:
+    def _settle(self, place: _AsyncPlace, answers: Sequence[Answer]) -> None:
         batch, place.batch = place.batch, []
         for call in self._queue.settle(batch, answers):
             if call.receiver.done():
@@ -213,13 +213,13 @@ class AsyncCallDesk:
             else:
                 call.receiver.set_result(call.answer)
 
-    def _fail(self, place: _Place, error: BaseException) -> None:
+    def _fail(self, place: _AsyncPlace, error: BaseException) -> None:
         batch, place.batch = place.batch, []
         for call in self._queue.fail(batch, error):
             if not call.receiver.done():
                 call.receiver.set_exception(own_copy(error))
 
-    def _discard(self, place: _Place) -> None:
+    def _discard(self, place: _AsyncPlace) -> None:
         session, place.session = place.session, None
         if session is not None:
             session.close()

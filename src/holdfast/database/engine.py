@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
-from holdfast.database.call_desk import CallDesk, Session
+from holdfast.database.call_desk import CallDesk, CallSession
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
@@ -185,7 +185,7 @@ class Engine(ABC):
             pause = min(pause * 2, 0.1)
 
     @contextmanager
-    def own_session(self, timeout: float = CALL_TIMEOUT) -> Iterator[Session]:
+    def own_session(self, timeout: float = CALL_TIMEOUT) -> Iterator[CallSession]:
         """A session for one purpose, which need not find our tables: for migrations."""
         session = self.connect(timeout)
         try:
@@ -197,7 +197,7 @@ class Engine(ABC):
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         """Run named statements in one transaction that is rolled back; the answers up to the first error."""
 
-    def connect(self, timeout: float, *, for_examination: bool = False) -> Session:
+    def connect(self, timeout: float, *, for_examination: bool = False) -> CallSession:
         """A session of the caller's own. ``for_examination``: a server on which leases cannot work will do."""
         self.check_usable()
         session = self._connect_for_examination(timeout) if for_examination else self._connect(timeout)
@@ -277,7 +277,7 @@ class Engine(ABC):
 
     # The session
 
-    def open(self, timeout: float) -> Session:
+    def open(self, timeout: float) -> CallSession:
         """A session that finds our tables, for the calls of this client."""
         deadline = now() + timeout
         session = self.connect(timeout)
@@ -291,15 +291,15 @@ class Engine(ABC):
         return session
 
     @abstractmethod
-    def _connect(self, timeout: float) -> Session:
+    def _connect(self, timeout: float) -> CallSession:
         """A new session."""
 
     @abstractmethod
-    def _connect_for_examination(self, timeout: float) -> Session:
+    def _connect_for_examination(self, timeout: float) -> CallSession:
         """A new session, be it to a standby, or to a file that must not be changed by it."""
 
     @abstractmethod
-    def _check_tables(self, session: Session, timeout: float) -> None:
+    def _check_tables(self, session: CallSession, timeout: float) -> None:
         """SchemaMismatch when a new session does not find tables that this client can use."""
 
     def database_exists(self) -> bool:

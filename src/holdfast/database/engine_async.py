@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
-from holdfast.database.call_desk_async import AsyncCallDesk, AsyncSession
+from holdfast.database.call_desk_async import AsyncCallDesk, AsyncCallSession
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
@@ -184,7 +184,7 @@ class AsyncEngine(ABC):
             pause = min(pause * 2, 0.1)
 
     @asynccontextmanager
-    async def own_session(self, timeout: float = CALL_TIMEOUT) -> AsyncIterator[AsyncSession]:
+    async def own_session(self, timeout: float = CALL_TIMEOUT) -> AsyncIterator[AsyncCallSession]:
         """A session for one purpose, which need not find our tables: for migrations."""
         session = await self.connect(timeout)
         try:
@@ -196,7 +196,7 @@ class AsyncEngine(ABC):
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         """Run named statements in one transaction that is rolled back; the answers up to the first error."""
 
-    async def connect(self, timeout: float, *, for_examination: bool = False) -> AsyncSession:
+    async def connect(self, timeout: float, *, for_examination: bool = False) -> AsyncCallSession:
         """A session of the caller's own. ``for_examination``: a server on which leases cannot work will do."""
         self.check_usable()
         session = await (self._connect_for_examination(timeout) if for_examination else self._connect(timeout))
@@ -276,7 +276,7 @@ class AsyncEngine(ABC):
 
     # The session
 
-    async def open(self, timeout: float) -> AsyncSession:
+    async def open(self, timeout: float) -> AsyncCallSession:
         """A session that finds our tables, for the calls of this client."""
         deadline = now() + timeout
         session = await self.connect(timeout)
@@ -290,15 +290,15 @@ class AsyncEngine(ABC):
         return session
 
     @abstractmethod
-    async def _connect(self, timeout: float) -> AsyncSession:
+    async def _connect(self, timeout: float) -> AsyncCallSession:
         """A new session."""
 
     @abstractmethod
-    async def _connect_for_examination(self, timeout: float) -> AsyncSession:
+    async def _connect_for_examination(self, timeout: float) -> AsyncCallSession:
         """A new session, be it to a standby, or to a file that must not be changed by it."""
 
     @abstractmethod
-    async def _check_tables(self, session: AsyncSession, timeout: float) -> None:
+    async def _check_tables(self, session: AsyncCallSession, timeout: float) -> None:
         """SchemaMismatch when a new session does not find tables that this client can use."""
 
     def database_exists(self) -> bool:

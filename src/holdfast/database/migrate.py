@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from holdfast.database.call_desk import Session
+from holdfast.database.call_desk import CallSession
 from holdfast.database.engine import DENIED, LOCKED, Engine
 from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row
@@ -112,7 +112,7 @@ class Migrations:
         return to
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
+    def _session(self) -> Iterator[CallSession]:
         try:
             with self._engine.own_session() as session:
                 yield session
@@ -125,7 +125,7 @@ class Migrations:
         if version > self._engine.newest:
             raise self._engine.mismatch(version)
 
-    def _public_version(self, session: Session) -> int:
+    def _public_version(self, session: CallSession) -> int:
         """The version as every client may ask for it, without access to the table; 0 if that is refused."""
         try:
             [row] = session.call("hello", {}, TIMEOUT)
@@ -136,7 +136,7 @@ class Migrations:
         return version
 
 
-def applied(session: Session, timeout: float) -> list[Row]:
+def applied(session: CallSession, timeout: float) -> list[Row]:
     try:
         return session.call("schema_applied", {}, timeout)
     except Refused as error:
@@ -147,7 +147,7 @@ def applied(session: Session, timeout: float) -> list[Row]:
 
 @contextmanager
 def recorded(
-    engine: Engine, session: Session, action: str, version: int, to: int, entry: int | None = None
+    engine: Engine, session: CallSession, action: str, version: int, to: int, entry: int | None = None
 ) -> Iterator[None]:
     """Record a change of the tables in the audit, unless ``entry`` does, and as far as the audit exists."""
     if entry is not None or version < FOUNDATION:
@@ -172,7 +172,7 @@ def recorded(
                 session.call("audit_end", {"entry": row["entry"], "outcome": outcome}, TIMEOUT)
 
 
-def up(database: Database, session: Session, timeout: float, *, to: int | None = None) -> list[Migration]:
+def up(database: Database, session: CallSession, timeout: float, *, to: int | None = None) -> list[Migration]:
     """Apply what is missing, up to version ``to``; returns what was applied."""
     done = []
     for migration in migrations(database.dialect, database.schema):
@@ -185,7 +185,7 @@ def up(database: Database, session: Session, timeout: float, *, to: int | None =
     return done
 
 
-def down(database: Database, session: Session, timeout: float, *, to: int) -> list[Migration]:
+def down(database: Database, session: CallSession, timeout: float, *, to: int) -> list[Migration]:
     """Revert everything above version ``to``; returns what was reverted."""
     done = []
     for migration in reversed(migrations(database.dialect, database.schema)):
@@ -196,11 +196,11 @@ def down(database: Database, session: Session, timeout: float, *, to: int) -> li
     return done
 
 
-def _version(session: Session, timeout: float) -> int:
+def _version(session: CallSession, timeout: float) -> int:
     return max((row["version"] for row in applied(session, timeout)), default=0)
 
 
-def _apply(database: Database, session: Session, script: str, accepted: range, timeout: float) -> bool:
+def _apply(database: Database, session: CallSession, script: str, accepted: range, timeout: float) -> bool:
     """Run the script; False when another process was faster, so that the version is one of ``accepted``.
 
     Waits for another migration, which may take longer than lock_timeout, but not for a transaction on our tables:

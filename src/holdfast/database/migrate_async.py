@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.call_desk_async import AsyncCallSession
 from holdfast.database.engine_async import DENIED, LOCKED, AsyncEngine
 from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row
@@ -111,7 +111,7 @@ class AsyncMigrations:
         return to
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[AsyncSession]:
+    async def _session(self) -> AsyncIterator[AsyncCallSession]:
         try:
             async with self._engine.own_session() as session:
                 yield session
@@ -124,7 +124,7 @@ class AsyncMigrations:
         if version > self._engine.newest:
             raise self._engine.mismatch(version)
 
-    async def _public_version(self, session: AsyncSession) -> int:
+    async def _public_version(self, session: AsyncCallSession) -> int:
         """The version as every client may ask for it, without access to the table; 0 if that is refused."""
         try:
             [row] = await session.call("hello", {}, TIMEOUT)
@@ -135,7 +135,7 @@ class AsyncMigrations:
         return version
 
 
-async def applied(session: AsyncSession, timeout: float) -> list[Row]:
+async def applied(session: AsyncCallSession, timeout: float) -> list[Row]:
     try:
         return await session.call("schema_applied", {}, timeout)
     except Refused as error:
@@ -146,7 +146,7 @@ async def applied(session: AsyncSession, timeout: float) -> list[Row]:
 
 @asynccontextmanager
 async def recorded(
-    engine: AsyncEngine, session: AsyncSession, action: str, version: int, to: int, entry: int | None = None
+    engine: AsyncEngine, session: AsyncCallSession, action: str, version: int, to: int, entry: int | None = None
 ) -> AsyncIterator[None]:
     """Record a change of the tables in the audit, unless ``entry`` does, and as far as the audit exists."""
     if entry is not None or version < FOUNDATION:
@@ -171,7 +171,9 @@ async def recorded(
                 await session.call("audit_end", {"entry": row["entry"], "outcome": outcome}, TIMEOUT)
 
 
-async def up(database: Database, session: AsyncSession, timeout: float, *, to: int | None = None) -> list[Migration]:
+async def up(
+    database: Database, session: AsyncCallSession, timeout: float, *, to: int | None = None
+) -> list[Migration]:
     """Apply what is missing, up to version ``to``; returns what was applied."""
     done = []
     for migration in migrations(database.dialect, database.schema):
@@ -184,7 +186,7 @@ async def up(database: Database, session: AsyncSession, timeout: float, *, to: i
     return done
 
 
-async def down(database: Database, session: AsyncSession, timeout: float, *, to: int) -> list[Migration]:
+async def down(database: Database, session: AsyncCallSession, timeout: float, *, to: int) -> list[Migration]:
     """Revert everything above version ``to``; returns what was reverted."""
     done = []
     for migration in reversed(migrations(database.dialect, database.schema)):
@@ -195,11 +197,11 @@ async def down(database: Database, session: AsyncSession, timeout: float, *, to:
     return done
 
 
-async def _version(session: AsyncSession, timeout: float) -> int:
+async def _version(session: AsyncCallSession, timeout: float) -> int:
     return max((row["version"] for row in await applied(session, timeout)), default=0)
 
 
-async def _apply(database: Database, session: AsyncSession, script: str, accepted: range, timeout: float) -> bool:
+async def _apply(database: Database, session: AsyncCallSession, script: str, accepted: range, timeout: float) -> bool:
     """Run the script; False when another process was faster, so that the version is one of ``accepted``.
 
     Waits for another migration, which may take longer than lock_timeout, but not for a transaction on our tables:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from holdfast.database.call_desk import Session
+from holdfast.database.call_desk import CallSession
 from holdfast.database.engine import CALL_TIMEOUT, DENIED, Answers, Engine
 from holdfast.database.postgres import PostgresSession
 from holdfast.database.privileges import migrate_command, remedy
@@ -14,7 +14,7 @@ _MISSING = frozenset({"3F000", "42883", "42P01"})
 
 
 class PostgresEngine(Engine):
-    def _connect(self, timeout: float) -> Session:
+    def _connect(self, timeout: float) -> CallSession:
         return PostgresSession.open(self.database, timeout)
 
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
@@ -29,10 +29,10 @@ class PostgresEngine(Engine):
             session.script("rollback", timeout)
         return answers
 
-    def _connect_for_examination(self, timeout: float) -> Session:
+    def _connect_for_examination(self, timeout: float) -> CallSession:
         return PostgresSession.open(self.database, timeout, for_examination=True)
 
-    def _check_tables(self, session: Session, timeout: float) -> None:
+    def _check_tables(self, session: CallSession, timeout: float) -> None:
         try:
             [row] = session.call("hello", {}, timeout)
         except Refused as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.call_desk_async import AsyncCallSession
 from holdfast.database.engine_async import CALL_TIMEOUT, DENIED, Answers, AsyncEngine
 from holdfast.database.postgres_async import AsyncPostgresSession
 from holdfast.database.privileges import migrate_command, remedy
@@ -13,7 +13,7 @@ _MISSING = frozenset({"3F000", "42883", "42P01"})
 
 
 class AsyncPostgresEngine(AsyncEngine):
-    async def _connect(self, timeout: float) -> AsyncSession:
+    async def _connect(self, timeout: float) -> AsyncCallSession:
         return await AsyncPostgresSession.open(self.database, timeout)
 
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
@@ -28,10 +28,10 @@ class AsyncPostgresEngine(AsyncEngine):
             await session.script("rollback", timeout)
         return answers
 
-    async def _connect_for_examination(self, timeout: float) -> AsyncSession:
+    async def _connect_for_examination(self, timeout: float) -> AsyncCallSession:
         return await AsyncPostgresSession.open(self.database, timeout, for_examination=True)
 
-    async def _check_tables(self, session: AsyncSession, timeout: float) -> None:
+    async def _check_tables(self, session: AsyncCallSession, timeout: float) -> None:
         try:
             [row] = await session.call("hello", {}, timeout)
         except Refused as error:

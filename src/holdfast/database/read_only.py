@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.call_desk import Session
+from holdfast.database.call_desk import CallSession
 from holdfast.database.call_queue import Answer
 from holdfast.database.sessions import Calls, Row
 from holdfast.database.statements import Dialect, statements
@@ -20,7 +20,7 @@ READ_ONLY = "25006"
 """SQLSTATE: read-only transaction."""
 
 
-def make_read_only(session: Session, dialect: Dialect, timeout: float) -> Session:
+def make_read_only(session: CallSession, dialect: Dialect, timeout: float) -> CallSession:
     if dialect == "sqlite":
         session.call("session_look", {}, timeout)
     return ReadOnlySession(session, in_transactions=dialect == "postgres")
@@ -29,7 +29,7 @@ def make_read_only(session: Session, dialect: Dialect, timeout: float) -> Sessio
 class ReadOnlySession:
     shares = False
 
-    def __init__(self, session: Session, *, in_transactions: bool) -> None:
+    def __init__(self, session: CallSession, *, in_transactions: bool) -> None:
         self._session, self._in_transactions = session, in_transactions
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:

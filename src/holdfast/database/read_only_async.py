@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.call_desk_async import AsyncCallSession
 from holdfast.database.call_queue import Answer
 from holdfast.database.sessions import Calls, Row
 from holdfast.database.statements import Dialect, statements
@@ -19,7 +19,7 @@ READ_ONLY = "25006"
 """SQLSTATE: read-only transaction."""
 
 
-async def make_read_only(session: AsyncSession, dialect: Dialect, timeout: float) -> AsyncSession:
+async def make_read_only(session: AsyncCallSession, dialect: Dialect, timeout: float) -> AsyncCallSession:
     if dialect == "sqlite":
         await session.call("session_look", {}, timeout)
     return AsyncReadOnlySession(session, in_transactions=dialect == "postgres")
@@ -28,7 +28,7 @@ async def make_read_only(session: AsyncSession, dialect: Dialect, timeout: float
 class AsyncReadOnlySession:
     shares = False
 
-    def __init__(self, session: AsyncSession, *, in_transactions: bool) -> None:
+    def __init__(self, session: AsyncCallSession, *, in_transactions: bool) -> None:
         self._session, self._in_transactions = session, in_transactions
 
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.call_desk import Session
+from holdfast.database.call_desk import CallSession
 from holdfast.database.engine import CALL_TIMEOUT, NOTHING, Answers, Engine
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
@@ -18,12 +18,12 @@ from holdfast.errors import EngineError, Refused, SchemaMismatch
 class SqliteEngine(Engine):
     poll = 0.01
 
-    def _connect(self, timeout: float) -> Session:
+    def _connect(self, timeout: float) -> CallSession:
         if self.read_only and not self.database_exists():
             self.check_version(None)
         return SqliteSession.open(self.database, timeout, for_examination=self.read_only)
 
-    def _connect_for_examination(self, timeout: float) -> Session:
+    def _connect_for_examination(self, timeout: float) -> CallSession:
         return SqliteSession.open(self.database, timeout, for_examination=True)
 
     def call_when_free(
@@ -50,7 +50,7 @@ class SqliteEngine(Engine):
         finally:
             session.close()
 
-    def _check_tables(self, session: Session, timeout: float) -> None:
+    def _check_tables(self, session: CallSession, timeout: float) -> None:
         version = self._version(session, timeout)
         if (version or 0) < self.newest and not self.accepts(version) and not self.closing:
             from holdfast.database import migrate as migrate
@@ -60,7 +60,7 @@ class SqliteEngine(Engine):
             version = self._version(session, timeout)
         self.check_version(version)
 
-    def _version(self, session: Session, timeout: float) -> int | None:
+    def _version(self, session: CallSession, timeout: float) -> int | None:
         try:
             [row] = session.call("hello", {"boot": boot_id() or ""}, timeout)
         except Refused as error:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.call_desk_async import AsyncCallSession
 from holdfast.database.engine_async import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
@@ -18,12 +18,12 @@ from holdfast.errors import EngineError, Refused, SchemaMismatch
 class AsyncSqliteEngine(AsyncEngine):
     poll = 0.01
 
-    async def _connect(self, timeout: float) -> AsyncSession:
+    async def _connect(self, timeout: float) -> AsyncCallSession:
         if self.read_only and not self.database_exists():
             self.check_version(None)
         return await AsyncSqliteSession.open(self.database, timeout, for_examination=self.read_only)
 
-    async def _connect_for_examination(self, timeout: float) -> AsyncSession:
+    async def _connect_for_examination(self, timeout: float) -> AsyncCallSession:
         return await AsyncSqliteSession.open(self.database, timeout, for_examination=True)
 
     async def call_when_free(
@@ -50,7 +50,7 @@ class AsyncSqliteEngine(AsyncEngine):
         finally:
             session.close()
 
-    async def _check_tables(self, session: AsyncSession, timeout: float) -> None:
+    async def _check_tables(self, session: AsyncCallSession, timeout: float) -> None:
         version = await self._version(session, timeout)
         if (version or 0) < self.newest and not self.accepts(version) and not self.closing:
             from holdfast.database import migrate_async as migrate
@@ -60,7 +60,7 @@ class AsyncSqliteEngine(AsyncEngine):
             version = await self._version(session, timeout)
         self.check_version(version)
 
-    async def _version(self, session: AsyncSession, timeout: float) -> int | None:
+    async def _version(self, session: AsyncCallSession, timeout: float) -> int | None:
         try:
             [row] = await session.call("hello", {"boot": boot_id() or ""}, timeout)
         except Refused as error:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.call_desk import Session
+from holdfast.database.call_desk import CallSession
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements
@@ -110,14 +110,16 @@ class _FactCollector:
                 return self._engine.connect(self._left(), for_examination=True), str(error)
             raise
 
-    def _collect(self, session: Session, name: str, parameters: Mapping[str, Any], absent: Fact | None = None) -> None:
+    def _collect(
+        self, session: CallSession, name: str, parameters: Mapping[str, Any], absent: Fact | None = None
+    ) -> None:
         """Store the rows of a statement as a fact: ``absent`` if the tables do not exist, None if it is refused."""
         try:
             self.facts[name] = session.call(name, parameters, self._left())
         except Refused as error:
             self.facts[name] = absent if error.sqlstate in _ABSENT else None
 
-    def _collect_version(self, session: Session, *, writes: bool) -> None:
+    def _collect_version(self, session: CallSession, *, writes: bool) -> None:
         """Read the table of migrations, as its owner may; else call ``hello``, as every client does.
 
         ``hello`` may write, so it is not called on a standby.
@@ -127,7 +129,7 @@ class _FactCollector:
             with suppress(Refused):
                 self.facts["schema_applied"] = session.call("hello", {}, self._left())
 
-    def _clock(self, session: Session) -> Row:
+    def _clock(self, session: CallSession) -> Row:
         """The offset of the server's clock, from the fastest of three round trips: its error is the smallest."""
         readings: list[Row] = []
         for _ in range(3):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.call_desk_async import AsyncSession
+from holdfast.database.call_desk_async import AsyncCallSession
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements
@@ -110,7 +110,7 @@ class _FactCollector:
             raise
 
     async def _collect(
-        self, session: AsyncSession, name: str, parameters: Mapping[str, Any], absent: Fact | None = None
+        self, session: AsyncCallSession, name: str, parameters: Mapping[str, Any], absent: Fact | None = None
     ) -> None:
         """Store the rows of a statement as a fact: ``absent`` if the tables do not exist, None if it is refused."""
         try:
@@ -118,7 +118,7 @@ class _FactCollector:
         except Refused as error:
             self.facts[name] = absent if error.sqlstate in _ABSENT else None
 
-    async def _collect_version(self, session: AsyncSession, *, writes: bool) -> None:
+    async def _collect_version(self, session: AsyncCallSession, *, writes: bool) -> None:
         """Read the table of migrations, as its owner may; else call ``hello``, as every client does.
 
         ``hello`` may write, so it is not called on a standby.
@@ -128,7 +128,7 @@ class _FactCollector:
             with suppress(Refused):
                 self.facts["schema_applied"] = await session.call("hello", {}, self._left())
 
-    async def _clock(self, session: AsyncSession) -> Row:
+    async def _clock(self, session: AsyncCallSession) -> Row:
         """The offset of the server's clock, from the fastest of three round trips: its error is the smallest."""
         readings: list[Row] = []
         for _ in range(3):

@@ -136,6 +136,39 @@ async def test_a_cancelled_call_leaves_the_batch_to_its_neighbours(postgres_url:
         anchor.check()
 
 
+async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent(postgres_url: str) -> None:
+    async with holdfast.AsyncClient(postgres_url, sessions=1) as client:
+        await client.leases.list()
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("lock table holdfast.lease in access exclusive mode")
+            tasks: list[asyncio.Task[Any]] = [asyncio.create_task(client.leases.list())]
+            await asyncio.sleep(0)
+            tasks += [asyncio.create_task(client.objects.put_if("t", id, 1, holdfast.MustCreate())) for id in "ab"]
+            await asyncio.sleep(0)
+            assert queued(client) == 2
+            tasks[1].cancel()
+            await asyncio.wait(tasks[1:2])
+            assert queued(client) == 1
+        await tasks[2]
+        assert await client.objects.get("t", "a") is None
+        await tasks[0]
+
+
+def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look again after half a second, and here after an hour."""
+    monkeypatch.setattr("holdfast.database.call_desk.NAP", 3600.0)
+    monkeypatch.setattr("holdfast.database.call_desk.PATIENCE", 3600.0)
+    with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(MANY) as pool:
+
+        def work(number: int) -> None:
+            for _ in range(100):
+                client._engine.call("object_get", {"type": "t", "id": str(number)}, timeout=3600.0)
+                client._engine.call("lease_history", {"name": None, "limit": 1}, timeout=3600.0)
+
+        for working in [pool.submit(work, number) for number in range(MANY)]:
+            working.result(PATIENCE)
+
+
 @EACH_ONCE
 def test_one_that_waits_long_costs_the_others_a_second_session_which_is_closed_when_idle(
     connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch

@@ -107,18 +107,23 @@ def test_a_refused_call_rolls_back_its_neighbours_which_are_told_so(open_session
     assert session.together(acquire("a"), acquire("c"))[1][0]["status"] == "acquired"
 
 
-def test_on_sqlite_a_refusal_is_of_one_call_alone(open_session: Opener, sqlite_url: str) -> None:
+@pytest.mark.parametrize(("table", "column"), [("lease", "holder"), ("beat", "label")])
+def test_on_sqlite_a_refusal_is_of_one_call_alone(
+    open_session: Opener, sqlite_url: str, table: str, column: str
+) -> None:
+    """Whichever of its statements is refused, nothing of it stays."""
     session = open_session(sqlite_url)
     query(
         sqlite_url,
-        "create trigger refuse before insert on holdfast_lease when new.name = 'b' "
+        f"create trigger refuse before insert on holdfast_{table} when new.{column} = 'bad' "
         "begin select raise(abort, 'not this one'); end",
     )
-    [a], refusal, [c] = session.together(acquire("a"), acquire("b"), acquire("c"))
+    [a], refusal, [c] = session.together(acquire("a"), acquire("b", holder="bad"), acquire("c"))
     assert (a["status"], c["status"]) == ("acquired", "acquired")
     assert isinstance(refusal, Refused)
     assert "not this one" in str(refusal)
     assert names(sqlite_url) == ["a", "c"]
+    assert query(sqlite_url, "select count(*) from holdfast_beat") == [(2,)]
 
 
 def test_a_refused_commit_may_be_the_fault_of_each(open_session: Opener, postgres_url: str) -> None:
@@ -147,8 +152,9 @@ def test_a_value_that_cannot_be_sent_is_one_callers_fault(open_session: Opener, 
 
 
 def test_a_row_that_is_locked_for_long_keeps_nobody_waiting(open_session: Opener, postgres_url: str) -> None:
-    """One of the user's transactions has locked it. A call alone waits for ten seconds."""
+    """One of the user's transactions has locked it. A call alone would wait, here for an hour."""
     session = open_session(postgres_url)
+    session.call("wait_long")
     put = {"type": "t", "id": "x", "body": "1", "condition": "create", "rename": False, "again": False, "late": False}
     token = {"token": "00000000-0000-0000-0000-000000000001"}
     [row] = session.call("object_put", **put, **token)
