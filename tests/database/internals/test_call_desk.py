@@ -156,8 +156,8 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent(postgres_ur
 
 def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look again after half a second, and here after an hour."""
-    monkeypatch.setattr("holdfast.database.call_desk.NAP", 3600.0)
-    monkeypatch.setattr("holdfast.database.call_desk.PATIENCE", 3600.0)
+    for wait in ("NAP", "PATIENCE", "IDLE"):
+        monkeypatch.setattr(f"holdfast.database.call_desk.{wait}", 3600.0)
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(MANY) as pool:
 
         def work(number: int) -> None:
