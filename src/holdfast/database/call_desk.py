@@ -156,10 +156,10 @@ class CallDesk:
                 if self._take(place, call):
                     self._send(place)
                 place.lock.release()
-                if call.answer is None:
-                    self._wake_next(call)
-            if call.answer is not None:
-                break
+                if call.answer is not None:
+                    break
+                if self._wake_next() is call:  # it was rolled back, and is next
+                    continue
             left = call.deadline - now()
             if left <= 0:
                 raise self._late(call)
@@ -237,11 +237,13 @@ class CallDesk:
         if self._queue.waiting:
             self._wake_next()
 
-    def _wake_next(self, but: QueuedCall | None = None) -> None:
+    def _wake_next(self) -> QueuedCall | None:
+        """Wake the thread that leads next, and return its call."""
         with self._mutex:
             leader = _leader(self._queue)
-        if leader is not None and leader is not but:
+        if leader is not None:
             leader.receiver.notify()
+        return leader
 
     def _fail(self, place: _Place, error: Exception) -> None:
         with self._mutex:

@@ -95,7 +95,7 @@ class PostgresConnection:
     """One connection and its statements. Its two subclasses wait in different ways: in a thread, or on a loop.
 
     Several calls are sent as a pipeline with one Sync: one message, one transaction, one commit, one answer each. In
-    it a statement waits for a row for 50 ms at most (``share``): a transaction that others are in must not wait for
+    it a statement waits for a row for 200 ms at most (``share``): a transaction that others are in must not wait for
     one of the user's. What would have to wait longer is refused, rolled back with its neighbours, and sent again alone.
     """
 

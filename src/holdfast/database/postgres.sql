@@ -26,8 +26,9 @@ select not pg_try_advisory_xact_lock(hashtext('holdfast.migrate')) as busy
 select version, name, extract(epoch from applied_at)::double precision as applied_at from holdfast.schema_version order by version
 
 -- name: share
--- First in a transaction that several callers share: what waits for a row in it keeps all of them waiting.
-select set_config('lock_timeout', '50ms', true)
+-- First in a transaction that several callers share: what waits for a row in it keeps all of them waiting. Less than the server's
+-- deadlock_timeout, and more than a commit on a slow disk: NOTIFY waits for the commits of others.
+select set_config('lock_timeout', '200ms', true)
 
 -- name: hello
 select holdfast.hello() as version

@@ -63,6 +63,21 @@ def test_what_queued_while_one_was_sent_shares_a_transaction(connect: Connect, p
     assert query(postgres_url, transactions) == [(1,)]
 
 
+def test_behind_a_pooler_each_call_is_sent_alone(connect: Connect, postgres_url: str) -> None:
+    """There the isolation level may be any, and a setting of one transaction may meet another server session."""
+    client = connect(postgres_url, sessions=1)
+    client.lease("anchor", ttl=600).acquire()
+    client._engine._desk.sessions[0].shares = False  # as it is with a session that is pooled
+    with ThreadPoolExecutor(MANY) as pool:
+        with occupied(client, postgres_url):
+            asked = [pool.submit(client.lease(f"a{i}", ttl=600).acquire) for i in range(MANY)]
+            eventually(lambda: queued(client) == MANY, "all others wait")
+        for asking in asked:
+            asking.result(PATIENCE).check()
+    transactions = "select count(distinct xmin::text) from holdfast.lease where name <> 'anchor' and name <> 'first'"
+    assert query(postgres_url, transactions) == [(MANY,)]
+
+
 @EACH_ONCE
 def test_a_refused_call_takes_nobody_with_it(connect: Connect, either: str) -> None:
     """Whatever the reason, the others are granted, once each."""

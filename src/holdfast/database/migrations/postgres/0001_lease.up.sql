@@ -9,7 +9,7 @@
 --     the beat first, but with SKIP LOCKED;
 --   * a heartbeat writes only the beat row, a protected transaction locks only the lease row: they never block each other;
 --   * several calls of one client may share a transaction (statement "share" of postgres.sql). Such a transaction takes its names
---     in order and waits for a lock for at most 50 ms; what would have to wait longer is rolled back with its neighbours and sent
+--     in order and waits for a lock for at most 200 ms; what would have to wait longer is rolled back with its neighbours and sent
 --     again alone. So no two of them deadlock, and none waits for a user's transaction: acquires try, releases use NOWAIT, and
 --     what remains are rows of a beat, which another of these transactions or a heartbeat frees in a moment. What may wait for
 --     seconds sets a lock_timeout of its own (renew, force_release), which would override that limit: it is sent alone.
