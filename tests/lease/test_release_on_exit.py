@@ -253,7 +253,14 @@ with client.lease("import", ttl=600) as grant:
 
 
 @pytest.mark.parametrize(
-    "lock", ["background.lock", "client._engine._call_lock.lock", "threading._active_limbo_lock", "logging._lock"]
+    "lock",
+    [
+        "background.lock",
+        "client._engine._desk._mutex",
+        "client._engine._desk._places[0].lock",
+        "threading._active_limbo_lock",
+        "logging._lock",
+    ],
 )
 def test_a_signal_that_interrupts_code_with_a_lock_ends_the_process_all_the_same(either: str, lock: str) -> None:
     """The handler runs between any two instructions of the main thread."""
