@@ -31,7 +31,7 @@ IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases needs only the session of the
 background thread."""
 PATIENCE = 0.05
-"""Seconds that a call waits before it opens another session."""
+"""Seconds that a call waits for the first session before it uses another one: the first is behind a row, or a slow disk."""
 OCCUPIED = "another call of this client is in progress, and this one cannot wait for it any longer"
 
 
@@ -176,9 +176,10 @@ class CallDesk:
         return late(self._engine.database, is_sent=is_sent)
 
     def _enter(self, *, opens_another: bool) -> _Place | None:
-        """A place that is free, locked."""
+        """A place that is free, locked. ``opens_another``: also one beyond the first, which would split the batches of
+        calls that only wait for a commit."""
         for number, place in enumerate(self._places):
-            if (place.session is not None or not number or opens_another) and place.lock.acquire(False):
+            if (not number or opens_another) and place.lock.acquire(False):
                 return place
         return None
 
@@ -198,11 +199,10 @@ class CallDesk:
         try:
             if (session := place.session) is None:
                 session = place.session = self._engine.open(max(0.05, deadline - now()))
-            if len(batch) > 1 and not session.shares:
-                with self._mutex:
-                    self._queue.put_back(batch[1:])
-                    del batch[1:]
-            place.is_sent = True
+            if len(batch) == 1:
+                place.is_sent = True
+            elif not self._prepare(place, session.shares):
+                return
             answers = _ask(session, batch, max(0.01, deadline - now()))
         except Exception as error:
             if isinstance(error, Unanswered):
@@ -218,6 +218,15 @@ class CallDesk:
             place.was_used = True
             if not self._closes_when_idle:
                 self._close_when_idle()
+
+    def _prepare(self, place: _Place, shares: bool) -> bool:
+        """False if nothing is left to send: the time of all callers was over while the session was opened."""
+        with self._mutex:
+            place.batch[:] = [call for call in place.batch if not call.has_left]
+            if len(place.batch) > 1 and not shares:
+                self._queue.narrow(place.batch)
+            place.is_sent = bool(place.batch)
+            return place.is_sent
 
     def _leave(self, call: QueuedCall) -> None:
         """The end of a call, whatever ended it."""

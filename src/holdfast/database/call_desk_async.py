@@ -118,7 +118,7 @@ class AsyncCallDesk:
         for number, place in enumerate(self._places):
             if not self._queue.waiting:
                 return
-            if not place.batch and (place.session is not None or not number or opens_another):
+            if not place.batch and (not number or opens_another):
                 opens_another = False
                 self._queue.take(place.batch)
                 place.deadline = max(call.deadline for call in place.batch)
@@ -128,7 +128,7 @@ class AsyncCallDesk:
                 self._send(place)
         for call in self._queue.waiting:
             self._limit(call)
-        if self._queue.waiting and len(self.sessions) < len(self._places) and not self._is_late_armed:
+        if self._queue.waiting and len(self._places) > 1 and not self._is_late_armed:
             self._is_late_armed = True
             asyncio.get_running_loop().call_later(PATIENCE, self._on_late, self._queue.waiting[0])
 
@@ -148,9 +148,12 @@ class AsyncCallDesk:
             place.opening = asyncio.get_running_loop().create_task(self._open(place))
             return
         session, batch = place.session, place.batch
+        batch[:] = [call for call in batch if not call.has_left]  # its time was over while the session was opened
         if len(batch) > 1 and not session.shares:
-            self._queue.put_back(batch[1:])
-            del batch[1:]
+            self._queue.narrow(batch)
+            place.deadline = batch[0].deadline
+        if not batch:
+            return
         timeout = max(0.01, place.deadline - now())
         try:
             answer: Awaitable[Any]

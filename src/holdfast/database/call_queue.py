@@ -131,6 +131,12 @@ class CallQueue:
             taken = set(batch)
             self.waiting = [call for call in self.waiting if call not in taken]
 
+    def narrow(self, batch: list[QueuedCall]) -> None:
+        """Leave the oldest call in ``batch``: its session can send only one. The others wait again."""
+        oldest = min(batch, key=lambda call: call.number)
+        self.put_back([call for call in batch if call is not oldest])
+        batch[:] = [oldest]
+
     def settle(self, batch: Sequence[QueuedCall], answers: Sequence[Answer]) -> list[QueuedCall]:
         """Store the answers, and return the calls that have one now. The others wait again, in their old places."""
         answered: list[QueuedCall] = []
