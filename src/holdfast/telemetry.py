@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 
 from holdfast.runtime.log import ERROR, INFO, WARNING, logger
-from holdfast.runtime.metrics import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Bound, Metric
-from holdfast.runtime.telemetry import Listener, listen, readings
+from holdfast.runtime.metrics import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Bound, Metric, exported_names
+from holdfast.runtime.telemetry import Listener, labelled_readings, listen, readings
 
 __all__ = [
     "BUCKETS", "BY_EVENT", "ERROR", "GAUGES", "INFO", "METRICS", "OPERATION", "WARNING", "Bound", "Listener", "Metric",
-    "environment", "listen", "logger", "readings",
+    "environment", "exported_names", "labelled_readings", "listen", "logger", "readings",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ nothing and costs nothing. ``prefix="kfm."`` keeps dashboards that use that pref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -33,6 +33,7 @@ _active: list[tuple[metrics.MeterProvider, str]] = []
 def instrument(
     *,
     prefix: str = "holdfast.",
+    names: Mapping[str, str] | None = None,
     env: str | None = None,
     limit: int = 1000,
     meter_provider: metrics.MeterProvider | None = None,
@@ -40,7 +41,8 @@ def instrument(
 ) -> Callable[[], None]:
     """Export metrics and spans of this process from now on. Returns a function that stops it.
 
-    Raises ValueError if it was called already with this provider and prefix. ``env``: the value of the label ``env``,
+    Raises ValueError if it was called already with this provider and prefix. ``names`` renames single metrics, without
+    the prefix: ``{"slots_in_use": "app.tuners_in_use"}``. ``env``: the value of the label ``env``,
     by default $HOLDFAST_ENV. ``limit``: the number of kinds of operations that metrics distinguish; further ones are
     "(other)". Providers: by default the global ones.
     """
@@ -53,10 +55,12 @@ def instrument(
             f"instrument() was called already with this meter provider and prefix {prefix!r}: stop that first"
         )
     meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
-    record = {metric.name: _recorder(meter, prefix, metric) for metric in telemetry.METRICS if metric.event}
+    exported = telemetry.exported_names(prefix, names)
+    events = [metric for metric in telemetry.METRICS if metric.event]
+    record = {metric.name: _recorder(meter, exported[metric.name], metric) for metric in events}
     for gauge in telemetry.GAUGES:
         callbacks = [_reader(gauge, lambda: target in _active)]
-        meter.create_observable_gauge(prefix + gauge.name, callbacks, unit=gauge.unit, description=gauge.about)
+        meter.create_observable_gauge(exported[gauge.name], callbacks, unit=gauge.unit, description=gauge.about)
     spans = _Spans(trace.get_tracer(_SCOPE, __version__, tracer_provider), environment)
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
@@ -131,11 +135,11 @@ class _Spans:
         span.end()
 
 
-def _recorder(meter: metrics.Meter, prefix: str, metric: telemetry.Metric) -> Callable[[float, dict[str, str]], None]:
+def _recorder(meter: metrics.Meter, name: str, metric: telemetry.Metric) -> Callable[[float, dict[str, str]], None]:
     if metric.kind == "counter":
-        return meter.create_counter(prefix + metric.name, unit=metric.unit, description=metric.about).add
+        return meter.create_counter(name, unit=metric.unit, description=metric.about).add
     return meter.create_histogram(
-        prefix + metric.name, unit=metric.unit, description=metric.about,
+        name, unit=metric.unit, description=metric.about,
         explicit_bucket_boundaries_advisory=telemetry.BUCKETS,
     ).record  # fmt: skip
 
@@ -146,8 +150,8 @@ def _reader(
     """A gauge cannot be unregistered: after stop() it yields nothing."""
 
     def read(_: CallbackOptions) -> Iterable[Observation]:
-        value = metric.reading(telemetry.readings())
-        if is_active() and value is not None:
-            yield Observation(value)
+        if is_active():
+            for labels, value in metric.samples(telemetry.labelled_readings()):
+                yield Observation(value, dict(zip(metric.labels, labels, strict=True)))
 
     return read

@@ -8,7 +8,7 @@ The name of a metric begins with ``holdfast_``, that of a counter ends with ``_t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from holdfast import telemetry
@@ -23,24 +23,31 @@ except ModuleNotFoundError as error:
 
 
 def export(
-    registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None, limit: int = 1000
+    registry: CollectorRegistry = REGISTRY,
+    *,
+    prefix: str = "holdfast_",
+    names: Mapping[str, str] | None = None,
+    env: str | None = None,
+    limit: int = 1000,
 ) -> Callable[[], None]:
     """Export metrics of this process from now on. Returns a function that stops it and unregisters them.
 
-    Raises ValueError if the registry has a metric with one of the names. ``env``: the value of the label ``env``, by
+    Raises ValueError if the registry has a metric with one of the names. ``names`` renames single metrics, without the
+    prefix: ``{"slots_in_use": "app_tuners_in_use"}``. ``env``: the value of the label ``env``, by
     default $HOLDFAST_ENV. ``limit``: the number of kinds of operations that are distinguished; further ones are
     "(other)".
     """
     environment, bound = telemetry.environment(env), telemetry.Bound(limit)
+    exported = telemetry.exported_names(prefix, names)
     series: dict[str, Counter | Histogram] = {}
     for metric in telemetry.METRICS:
-        name = prefix + metric.name
+        name = exported[metric.name]
         if metric.kind == "counter":
             series[metric.name] = Counter(name, metric.about, metric.labels, registry=None)
         elif metric.kind == "histogram":
             buckets = telemetry.BUCKETS
             series[metric.name] = Histogram(name, metric.about, metric.labels, buckets=buckets, registry=None)
-    collectors: list[Collector] = [*series.values(), _Gauges(prefix)]
+    collectors: list[Collector] = [*series.values(), _Gauges(exported)]
     _register(registry, collectors)
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
@@ -79,14 +86,17 @@ def _register(registry: CollectorRegistry, collectors: list[Collector]) -> None:
 class _Gauges(Collector):
     """Gauges, read at each scrape."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(self, exported: Mapping[str, str]) -> None:
+        self._exported = exported
 
     def describe(self) -> Iterator[Metric]:
         """Lets the registry check for names that are taken."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        readings = telemetry.readings()
+        readings = telemetry.labelled_readings()
         for gauge in telemetry.GAUGES:
-            yield GaugeMetricFamily(self._prefix + gauge.name, gauge.about, value=gauge.reading(readings))
+            family = GaugeMetricFamily(self._exported[gauge.name], gauge.about, labels=gauge.labels)
+            for labels, value in gauge.samples(readings):
+                family.add_metric(labels, value)
+            yield family

@@ -82,9 +82,10 @@ class _SlotCounts:
         self.in_use: dict[str, int] = {}
         telemetry.register(self)
 
-    def _gauges(self) -> Iterator[tuple[str, float]]:
+    def _gauges(self) -> Iterator[tuple[str, float, str]]:
         if not self._engine.closed:
-            yield "slots_in_use", float(sum(self.in_use.values()))
+            for pool, count in list(self.in_use.items()):
+                yield "slots_in_use", float(count), pool
 
 
 class Slots:
@@ -95,7 +96,6 @@ class Slots:
         self._engine, self._prefix, self._ttl = engine, check_pool(pool, capacity), ttl
         self._auto_renew = auto_renew
         self._terms(None)  # checks ttl
-        engine.state(_SlotCounts)  # creates the gauge, also of a pool in which nothing is held yet
 
     def __repr__(self) -> str:
         return f"<Slots {self.pool!r} of {self.capacity}>"

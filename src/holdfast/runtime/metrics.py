@@ -1,12 +1,14 @@
 """The table of metrics: which event each one counts, with which labels. The exporters are driven by it; dashboard and
 alerts are checked against it.
 
-Names and keys are never labels: there may be millions. Most labels of an operation come from the fields of its key,
-and the number of their combinations is bounded. Nothing here counts or exports.
+Names of leases and keys are never labels: there may be millions. A pool of slots is one: a service has few. Most labels
+of an operation come from the fields of its key, and the number of their combinations is bounded. Nothing here counts
+or exports.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["counter", "histogram", "gauge"]
@@ -26,9 +28,13 @@ class Metric(NamedTuple):
     def amount(self, fields: dict[str, Any]) -> float:
         return float(fields[self.value]) if self.value else 1.0
 
-    def reading(self, readings: dict[str, float]) -> float | None:
-        """The value of a gauge. Without a source a count is 0, and an age is None: an age of 0 would look healthy."""
-        return readings.get(self.name, None if self.unit == "s" else 0.0)
+    def samples(self, readings: Mapping[tuple[str, ...], float]) -> list[tuple[tuple[str, ...], float]]:
+        """The values of a gauge, each with those of its labels. Without a source a count without labels is 0, and an
+        age is missing: an age of 0 would look healthy."""
+        values = [(labels, value) for (name, *labels), value in readings.items() if name == self.name]
+        if not values and not self.labels and self.unit != "s":
+            return [((), 0.0)]
+        return [(tuple(labels), value) for labels, value in values]
 
     def labelled(self, fields: dict[str, Any]) -> dict[str, str]:
         """All labels, always: series that come and go cannot be summed."""
@@ -72,6 +78,15 @@ class Bound:
         return {**fields, **{name: OTHER for name, value in zip(OWN, mine, strict=True) if value is not None}}
 
 
+def exported_names(prefix: str, names: Mapping[str, str] | None) -> dict[str, str]:
+    """What each metric is called by an exporter: as ``names`` says, else by its name after the prefix. ValueError for a
+    metric that does not exist."""
+    defaults = {metric.name: prefix + metric.name for metric in METRICS}
+    if unknown := sorted(set(names or ()) - set(defaults)):
+        raise ValueError(f"names: there is no metric {unknown[0]!r}; holdfast.telemetry.METRICS lists them")
+    return defaults | dict(names or {})
+
+
 def _counter(name: str, about: str, event: str, *labels: str, value: str = "") -> Metric:
     return Metric(name, "counter", about, event, value, labels)
 
@@ -85,8 +100,8 @@ def _runs(name: str, event: str, about: str, *more: str) -> Metric:
     return Metric(name, "counter", about, event, labels=(*OPERATION, *more))
 
 
-def _gauge(name: str, about: str, unit: str = "1") -> Metric:
-    return Metric(name, "gauge", about, unit=unit)
+def _gauge(name: str, about: str, unit: str = "1", *labels: str) -> Metric:
+    return Metric(name, "gauge", about, labels=labels, unit=unit)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -111,7 +126,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("elector_transitions", "Changes of this replica between leader and standby.", "elector.changed", "to"),
     _gauge("electors_leading", "Electors of this process that lead."),
     _counter("invariant_violation", "Differences between slots and sessions.", "slots.violation", "kind"),
-    _gauge("slots_in_use", "Slots in use, by the last reconciliation."),
+    _gauge("slots_in_use", "Slots in use, by the last reconciliation.", "1", "pool"),
     _seconds("reconciler_sweep_seconds", "Duration of a complete sweep.", "reconciler.swept", "seconds"),
     _counter("reconciler_errors", "Sweeps, watches and records that failed; each is retried.", "reconciler.failed"),
     _counter("reconciler_records", "Records and events, by action.", "reconciler.counted", "what", value="count"),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from holdfast.runtime import forks
 from holdfast.runtime.log import ERROR, logger
+from holdfast.runtime.metrics import GAUGES
 
 log = logger("holdfast.telemetry")
 
+T = TypeVar("T")
 Listener = Callable[[str, dict[str, Any]], None]
 
 listeners: tuple[Listener, ...] = ()
@@ -22,10 +24,14 @@ _lock = threading.RLock()
 """Reentrant: a signal handler may need it while it is held."""
 
 
+Reading = tuple[str, float] | tuple[str, float, str]
+"""The name of a gauge, its value, and the value of its label if it has one."""
+
+
 class Source(Protocol):
     """Something with gauges. They are computed when they are read, so they cannot drift."""
 
-    def _gauges(self) -> Iterable[tuple[str, float]]: ...
+    def _gauges(self) -> Iterable[Reading]: ...
 
 
 class Follower(Protocol):
@@ -85,15 +91,27 @@ def follow(follower: Follower) -> None:
 
 
 def readings() -> dict[str, float]:
-    """Every gauge of this process, summed over its sources; of ages the maximum."""
-    totals: dict[str, float] = {}
+    """Every gauge of this process, summed over its sources and labels; of ages the maximum."""
+    totals = {gauge.name: 0.0 for gauge in GAUGES if gauge.labels}
+    for (name, *_), value in labelled_readings().items():
+        _add(totals, name, name, value)
+    return totals
+
+
+def labelled_readings() -> dict[tuple[str, ...], float]:
+    """The same by name and label, such as ``("slots_in_use", "tuner")``."""
+    totals: dict[tuple[str, ...], float] = {}
     with _lock:
         sources = list(_sources)
     for source in sources:
-        for name, value in source._gauges():
-            total = totals.get(name, 0.0)
-            totals[name] = max(total, value) if name.endswith("_seconds") else total + value
+        for name, value, *labels in source._gauges():
+            _add(totals, (name, *labels), name, value)
     return totals
+
+
+def _add(totals: dict[T, float], key: T, name: str, value: float) -> None:
+    total = totals.get(key, 0.0)
+    totals[key] = max(total, value) if name.endswith("_seconds") else total + value
 
 
 @forks.in_child

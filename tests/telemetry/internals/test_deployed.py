@@ -36,8 +36,8 @@ Labels = frozenset[str]
 class Running:
     """Whatever has gauges: a keeper, an elector, a relay, a reconciler."""
 
-    def _gauges(self) -> Iterator[tuple[str, float]]:
-        yield from ((each.name, 1.0) for each in holdfast.telemetry.GAUGES)
+    def _gauges(self) -> Iterator[Any]:
+        yield from ((each.name, 1.0, *each.labels) for each in holdfast.telemetry.GAUGES)
 
 
 @pytest.fixture(scope="module")

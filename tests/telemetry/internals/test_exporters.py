@@ -97,6 +97,38 @@ def test_what_nobody_has_has_no_age(sqlite_url: str) -> None:
         stop()
 
 
+def test_slots_carry_their_pool_and_single_metrics_can_be_renamed(sqlite_url: str) -> None:
+    registry, reader = CollectorRegistry(), InMemoryMetricReader()
+    names = {"slots_in_use": "xg2g_tuners_in_use", "lease_losses": "xg2g_losses"}
+    stops = [export(registry, names=names), instrument(names=names, meter_provider=MeterProvider([reader]))]
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        for pool, owners in (("tuner", ["a", "b"]), ("gpu", ["c"])):
+            slots = client.slots(pool, 4)
+            grants = [slots.claim(owner=owner) for owner in owners]
+            slots.reconcile([{"id": each.owner, "slot": each.slot, "terminal": False} for each in grants])
+        other.slots("tuner", 4).reconcile([])
+        shown, observed = generate_latest(registry).decode(), collected(reader)
+        assert 'xg2g_tuners_in_use{pool="tuner"} 2.0' in shown
+        assert 'xg2g_tuners_in_use{pool="gpu"} 1.0' in shown
+        assert "xg2g_losses_total" in shown
+        assert "holdfast_slots_in_use" not in shown
+        by_pool = {point.attributes["pool"]: point.value for point in observed["xg2g_tuners_in_use"].values()}
+        assert by_pool == {"tuner": 2, "gpu": 1}
+        assert "holdfast.slots_in_use" not in observed
+        assert telemetry.readings()["slots_in_use"] == 3
+        client.slots("gpu", 4).forget()
+        assert "gpu" not in generate_latest(registry).decode()
+    assert telemetry.readings()["slots_in_use"] == 0
+    for stop in stops:
+        stop()
+
+
+@pytest.mark.parametrize("exporter", [export, instrument])
+def test_a_metric_that_does_not_exist_cannot_be_renamed(exporter: Any) -> None:
+    with pytest.raises(ValueError, match="there is no metric 'slot_in_use'"):
+        exporter(names={"slot_in_use": "x"})
+
+
 def test_nothing_is_exported_twice_and_no_gauge_after_the_end(sqlite_url: str) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -162,7 +194,7 @@ def test_in_a_fork_what_was_made_before_it_has_its_gauges(sqlite_url: str) -> No
 
 def test_names_and_keys_are_never_labels() -> None:
     assert {label for each in telemetry.METRICS for label in each.labels}.isdisjoint(
-        {"name", "key", "lease", "holder", "token", "pool", "url", "database"}
+        {"name", "key", "lease", "holder", "token", "url", "database"}
     )
     assert len({each.name for each in telemetry.METRICS}) == len(telemetry.METRICS)
 
