@@ -25,6 +25,7 @@ from typing import Any
 
 import holdfast
 from holdfast.extras import missing_extra
+from holdfast.integrations.unavailable import UNAVAILABLE, unavailable
 from holdfast.problem_json import MEDIA_TYPE, Problem
 
 try:
@@ -33,7 +34,6 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "flask") from None
 
 _EXTENSION = "holdfast"
-_UNCERTAIN = (holdfast.GrantLost, holdfast.OwnershipUnknown, holdfast.FencedOut, holdfast.Unreachable)
 
 
 class Holdfast:
@@ -55,19 +55,13 @@ class Holdfast:
         clients.get()  # it opens nothing yet, and raises ValueError now instead of in the first request
         app.extensions[_EXTENSION] = clients
 
-        def refuse(problem: Problem) -> Response:
-            headers = {**problem.headers, "Retry-After": str(retry_after)}
-            return Response(problem.body(), problem.status, headers, content_type=MEDIA_TYPE)
+        def refuse(error: Exception) -> Response:
+            problem = error if isinstance(error, Problem) else unavailable(error, retry_after)
+            assert problem is not None
+            return Response(problem.body(), problem.status, problem.headers, content_type=MEDIA_TYPE)
 
-        def busy(_: Exception) -> Response:
-            return refuse(Problem(503, "Another request or process is using it. Send the request again."))
-
-        def uncertain(_: Exception) -> Response:
-            return refuse(Problem(503, "It could not be confirmed that this request may go on. Send it again."))
-
-        app.register_error_handler(holdfast.NotAcquired, busy)
-        for kind in _UNCERTAIN:
-            app.register_error_handler(kind, uncertain)
+        for kind in (Problem, *UNAVAILABLE):
+            app.register_error_handler(kind, refuse)
         if locks_path is not None:
             app.add_url_rule(locks_path, "holdfast_locks", _list_locks)
 

@@ -1,4 +1,5 @@
-"""Idempotency-Key for any ASGI application: a request that is sent twice has one effect and one answer.
+"""Idempotency-Key for any ASGI application: a request that is sent twice has one effect and one answer. And errors as
+application/problem+json, with ProblemMiddleware.
 
     app = IdempotencyMiddleware(app, client, principal=lambda scope: scope["user"].name)
 
@@ -9,5 +10,7 @@ and the process keeps no state.
 
 from holdfast.integrations.asgi.answer import Answer
 from holdfast.integrations.asgi.middleware import IdempotencyMiddleware
+from holdfast.integrations.asgi.problem_middleware import ProblemMiddleware
+from holdfast.problem_json import Problem
 
-__all__ = ["Answer", "IdempotencyMiddleware"]
+__all__ = ["Answer", "IdempotencyMiddleware", "Problem", "ProblemMiddleware"]
