@@ -95,6 +95,7 @@ def _run(
     grace = min(ttl * 0.05, GRACE)
     watchdog = Watchdog(grace, url, schema)
     waiting_child: Child | None = None
+    exit_timer: threading.Timer | None = None
     try:
         child = waiting_child = Child(argv)
         from holdfast import Client, HoldfastError, NotAcquired  # after the forks, which come before any thread
@@ -118,7 +119,7 @@ def _run(
             environment = _environment(url, schema, grant)
             waiting_child = None
             code = leased_run.run(signals, environment)
-            _exit_in_time(watchdog, code if not grant.lost else code or FAILED)
+            exit_timer = _start_exit_timer(watchdog, code or FAILED if grant.lost else code)
             try:
                 grant.check()
             except HoldfastError as loss:
@@ -135,6 +136,8 @@ def _run(
     finally:
         if waiting_child is not None:
             waiting_child.discard()
+        if exit_timer is not None:
+            exit_timer.cancel()
         watchdog.close()
 
 
@@ -155,7 +158,7 @@ def _acquire(lease: Any) -> Any:
                 raise
 
 
-def _exit_in_time(watchdog: Watchdog, code: int) -> None:
+def _start_exit_timer(watchdog: Watchdog, code: int) -> threading.Timer:
     """The command has ended: exit with ``code`` when the database takes too long to close the client."""
 
     def exit_now() -> None:
@@ -165,6 +168,7 @@ def _exit_in_time(watchdog: Watchdog, code: int) -> None:
     timer = threading.Timer(_END_TIMEOUT, exit_now)
     timer.daemon = True
     timer.start()
+    return timer
 
 
 class _LeasedRun:
