@@ -127,13 +127,13 @@ def test_a_lease_that_is_kept_or_released_is_not_reported(either: str, caplog: p
 
 
 PAUSED = """
-import logging, sys, holdfast
+import logging, os, sys, holdfast
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
 with holdfast.Client(sys.argv[1]) as client:
     with client.lease("import", ttl=5, on_lost=sys.argv[2]) as grant:
-        print("held", flush=True)
+        os.write(1, b"held\\n")
         input()
-    print("left", flush=True)
+    os.write(1, b"left\\n")
 """
 
 

@@ -406,7 +406,7 @@ def test_the_first_process_of_a_container_ends_as_well(sqlite_url: str) -> None:
     """There Linux ignores a signal without a handler."""
     contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*contained, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("unshare is not installed, or may not be used: apt-get install util-linux")
+        pytest.skip("unshare is not installed: apt-get install util-linux")
     program = (
         HELD
         + """

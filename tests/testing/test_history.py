@@ -157,5 +157,5 @@ def test_what_the_database_says_is_kept_beside_it(tmp_path: Path) -> None:
     write_database(tmp_path, rows)
     assert read_database(tmp_path)._asdict() == {
         "writes": [{"name": "a", "fence": 1, "key": "k"}], "takeovers": [], "grants": [], "timelines": [1, 2],
-        "all_grants": False, "sane_clocks": True, "effects": [],
+        "all_grants": False, "sane_clocks": True, "set_back": False, "effects": [],
     }  # fmt: skip

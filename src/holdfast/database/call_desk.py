@@ -31,13 +31,15 @@ IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases needs only the session of the
 background thread."""
 PATIENCE = 0.05
-"""Seconds that a call waits for the first session before it uses another one: the first is behind a row, or a slow disk."""
+"""Seconds that a call waits for the first session before it uses another one: the first may wait for a row."""
 OCCUPIED = "another call of this client is in progress, and this one cannot wait for it any longer"
 
 
 class CallSession(Protocol):
     shares: bool
     """Whether several calls may be in one transaction of it."""
+    committed: list[Answer] | None
+    """The answers of ``call_together``, once they are certain, and although it was interrupted. Never on PostgreSQL."""
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     def call_together(self, calls: Sequence[tuple[str, Mapping[str, Any]]], timeout: float) -> list[Answer]: ...
@@ -199,42 +201,36 @@ class CallDesk:
         try:
             if (session := place.session) is None:
                 session = place.session = self._engine.open(max(0.05, deadline - now()))
-            if len(batch) == 1:
-                place.is_sent = True
-            elif not self._prepare(place, session.shares):
-                return
+            if len(batch) > 1:
+                with self._mutex:  # a caller whose time is over must know whether its call is sent
+                    self._queue.start(batch, shares=session.shares)
+                    session.committed = None
+                    place.is_sent = True
+                if not batch:
+                    return
+            place.is_sent = True
             answers = _ask(session, batch, max(0.01, deadline - now()))
         except Exception as error:
             if isinstance(error, Unanswered):
                 self._discard(place)
             self._fail(place, error)
         else:
-            with self._mutex:
-                answered = self._queue.settle(batch, answers)
-                place.batch = []
-            for call in answered:
-                if call.receiver is not None:
-                    call.receiver.notify()
+            self._settle(place, answers)
             place.was_used = True
             if not self._closes_when_idle:
                 self._close_when_idle()
-
-    def _prepare(self, place: _Place, shares: bool) -> bool:
-        """False if nothing is left to send: the time of all callers was over while the session was opened."""
-        with self._mutex:
-            place.batch[:] = [call for call in place.batch if not call.has_left]
-            if len(place.batch) > 1 and not shares:
-                self._queue.narrow(place.batch)
-            place.is_sent = bool(place.batch)
-            return place.is_sent
 
     def _leave(self, call: QueuedCall) -> None:
         """The end of a call, whatever ended it."""
         for place in self._places:
             if place.is_mine():  # interrupted
                 if place.batch and place.is_sent:
+                    session = place.session
                     self._discard(place)
-                    self._fail(place, Unanswered("the thread that sent this call with its own was interrupted"))
+                    if session is not None and session.committed is not None and len(place.batch) > 1:
+                        self._settle(place, session.committed)
+                    else:
+                        self._fail(place, Unanswered("the thread that sent this call with its own was interrupted"))
                 elif place.batch:
                     with self._mutex:
                         self._queue.put_back(place.batch)
@@ -253,6 +249,14 @@ class CallDesk:
         if leader is not None:
             leader.receiver.notify()
         return leader
+
+    def _settle(self, place: _Place, answers: Sequence[Answer]) -> None:
+        with self._mutex:
+            answered = self._queue.settle(place.batch, answers)
+            place.batch = []
+        for call in answered:
+            if call.receiver is not None:
+                call.receiver.notify()
 
     def _fail(self, place: _Place, error: Exception) -> None:
         with self._mutex:

@@ -148,10 +148,7 @@ class AsyncCallDesk:
             place.opening = asyncio.get_running_loop().create_task(self._open(place))
             return
         session, batch = place.session, place.batch
-        batch[:] = [call for call in batch if not call.has_left]  # its time was over while the session was opened
-        if len(batch) > 1 and not session.shares:
-            self._queue.narrow(batch)
-            place.deadline = batch[0].deadline
+        self._queue.start(batch, shares=session.shares)
         if not batch:
             return
         timeout = max(0.01, place.deadline - now())

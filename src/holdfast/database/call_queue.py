@@ -131,11 +131,14 @@ class CallQueue:
             taken = set(batch)
             self.waiting = [call for call in self.waiting if call not in taken]
 
-    def narrow(self, batch: list[QueuedCall]) -> None:
-        """Leave the oldest call in ``batch``: its session can send only one. The others wait again."""
-        oldest = min(batch, key=lambda call: call.number)
-        self.put_back([call for call in batch if call is not oldest])
-        batch[:] = [oldest]
+    def start(self, batch: list[QueuedCall], *, shares: bool) -> None:
+        """The batch is sent now, without calls whose callers have left: they know that nothing has happened, or will.
+        A session that does not share transactions sends the oldest call."""
+        batch[:] = [call for call in batch if not call.has_left]
+        if not shares and len(batch) > 1:
+            oldest = min(batch, key=lambda call: call.number)
+            self.put_back([call for call in batch if call is not oldest])
+            batch[:] = [oldest]
 
     def settle(self, batch: Sequence[QueuedCall], answers: Sequence[Answer]) -> list[QueuedCall]:
         """Store the answers, and return the calls that have one now. The others wait again, in their old places."""

@@ -108,6 +108,7 @@ class PostgresConnection:
         self._columns: dict[str, Columns] = {}
         self._in_doubt = False
         self.shares = True
+        self.committed: list[Answer] | None = None
         pgconn.nonblocking = 1
         pgconn.notice_handler = self._notice
         forks.guard(self)

@@ -86,6 +86,7 @@ class SqliteSession:
         self._closed = False
         self._stat: os.stat_result | None = None
         """Of the file that was opened."""
+        self.committed: list[Answer] | None = None
         self._interrupt: BaseException | None = None
         """Raised in a function of ours that SQLite called; it makes an error of its own of that."""
         self._column_names: dict[str, list[str]] = {}
@@ -161,6 +162,7 @@ class SqliteSession:
             for number, (call, parameters) in enumerate(work):
                 if number not in answers:
                     answers[number] = self._perform_in_savepoint(call, parameters)
+            self.committed = [answers[number] for number in range(len(work))]  # by the statement that follows
 
         def run() -> None:
             read()
@@ -394,6 +396,7 @@ class SqliteSession:
         try:
             with self.inside:
                 if self._connection.in_transaction:
+                    self.committed = None
                     self._execute("rollback")
         finally:
             self._turn.leave()

@@ -173,7 +173,7 @@ class AsyncObjects:
         return cursor
 
     def _with_token(self, parameters: Row) -> Row:
-        """Adds the token by which a repeated statement recognises its own write. SQLite has none: see ``_write``."""
+        """Adds the token by which a repeated statement recognises its own write. On SQLite no answer is ever lost."""
         return parameters | {"token": os.urandom(16).hex(), "again": False} if self._on_postgres else parameters
 
     async def _write(
@@ -181,8 +181,7 @@ class AsyncObjects:
     ) -> Row:
         """Run the statement in ``tx`` or in a transaction of its own; FencedOut when ``under`` has passed on.
 
-        ``again``: what to add to the parameters when the answer is lost; None: never repeat the statement. On SQLite an
-        answer is lost only by a thread that is interrupted while it sends the calls of others with its own.
+        ``again``: what to add to the parameters when the answer is lost; None: never repeat the statement.
         """
         if under is not None:
             under.check()
@@ -190,7 +189,6 @@ class AsyncObjects:
         parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token}
         if tx is None:
             try:
-                again = again if self._on_postgres else None
                 [row] = await self._engine.call(statement, parameters, again=again)
             except Refused as error:
                 if under is None or error.sqlstate != SQLSTATE:
