@@ -313,6 +313,8 @@ class LoopExecutor:
         self._begin_to_sweep()
 
         def arrive(opened: LockWire | None, error: Exception | None) -> None:
+            if opened is not None and session.over:  # the loop of a client that was closed may not run any more
+                opened.close()
             self.loop.call_soon_threadsafe(self._arrive, session, opened, error)
 
         wire.open_in_thread(self.database, CALL_TIMEOUT, arrive)

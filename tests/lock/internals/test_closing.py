@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 from psycopg import pq
 
 import holdfast
-from holdfast.lock import executor_async, postgres
+from holdfast.lock import executor_async, postgres, wire
 from holdfast.lock.postgres import PostgresLockWire
 from holdfast.testing import Proxy
 from tests.children import PATIENCE, backends, eventually, until
@@ -57,6 +59,35 @@ def test_after_an_interrupt_new_sessions_wait_for_the_end_of_the_old_ones(
             again.result(PATIENCE).release()
             kept.release()
             waits.result(PATIENCE).release()
+
+
+def test_a_session_that_is_opened_after_its_client_was_closed_is_closed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the event loop of the client does not run any more."""
+    connects, real = threading.Event(), wire.open_wire
+
+    def open_late(*arguments: Any) -> Any:
+        connects.wait(PATIENCE)
+        return real(*arguments)
+
+    def connecting() -> bool:
+        return any(thread.name == "holdfast-connect" for thread in threading.enumerate())
+
+    async def close_while_it_connects() -> None:
+        client = holdfast.AsyncClient(postgres_url)
+        acquiring = asyncio.create_task(client.lock("a", timeout=PATIENCE).acquire())
+        await until(connecting, "it connects")
+        await client.close()
+        with pytest.raises(holdfast.EngineError, match="closed"):
+            await acquiring
+
+    monkeypatch.setattr(wire, "open_wire", open_late)
+    with closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(close_while_it_connects())
+        connects.set()
+        eventually(lambda: not connecting(), "it has connected")
+        eventually(lambda: not backends(postgres_url), "its session is closed")
 
 
 async def test_a_timeout_is_kept_while_the_server_closes_every_session(
