@@ -57,7 +57,7 @@ chaos: $(STAMP) ## Break leases in every way known, and check that no promise is
 	@$(BIN)/python -m proof.bugs && exec $(BIN)/python -m proof.chaos $(ARGS)
 
 .PHONY: torture
-torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations, every interrupt (a quarter of an hour)
+torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations, every interrupt (an hour)
 	@HOLDFAST_STORM_SECONDS=20 HOLDFAST_LOCK_RACES=10000 HOLDFAST_INTERRUPT_STRIDE=1 HOLDFAST_POOL_EXAMPLES=2000 \
 	exec $(BIN)/python -m pytest tests/lock/test_storm.py tests/lock/internals/test_races.py tests/lock/internals/test_interrupts.py \
 		tests/lock/internals/test_handlers.py tests/lock/internals/test_pool.py --timeout 1800 --durations 20 $(ARGS)
