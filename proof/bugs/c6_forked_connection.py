@@ -26,7 +26,7 @@ def divided(testbed: Testbed) -> None:
     """A holds a lease and renews it. A process forks: its child acquires that lease, while its parent waits for the
     result of another acquire."""
     a = testbed.worker("a")
-    grant = a.acquire("held")
+    grant = a.acquire("held", ttl=600.0)
     assert grant is not None, "it is free"
     shares = getattr(testbed.implementation, "shares", "client")
     testbed.admin.execute("select pg_advisory_lock(1)")
