@@ -17,7 +17,7 @@ from proof.workload.workload import Workload
 
 TTL = 3.0
 """Of the leases. Each worker has many threads: with the TTL of a contender, a busy machine would be the fault."""
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds for what must happen when all faults are healed, without the time in which the machine stood still."""
 
 

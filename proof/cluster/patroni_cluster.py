@@ -15,7 +15,7 @@ from holdfast.testing.standstill import Standstill
 from proof.cluster.etcd import Etcd
 from proof.cluster.node import PatroniNode
 
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds for a cluster to become whole, without the time in which the machine stood still. A cluster that does not is
 reported as an error of the run, not as a violation."""
 
