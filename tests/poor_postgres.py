@@ -27,7 +27,7 @@ LIMIT = "5s"
 """Of every timeout: holdfast must connect and set its own within it, however busy the machine is."""
 TIMEOUTS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
 TABLES = (
-    "lease", "beat", "history", "object", "object_change", "idempotency_log", "wal", "outbox", "review", "audit",
+    "lease", "beat", "history", "object", "object_change", "idempotency_log", "wal_more", "outbox", "review", "audit",
 )  # fmt: skip
 REVOKE = """
 do $$ declare f regprocedure; begin

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from tests.children import eventually, query
 from tests.cli.command import ask, at, call, columns_of, invoke, on_terminal, printed, valid
+from tests.operations.logs import change
 
 BY_JANE = ("--actor", "jane", "--reason", "the bank says no")
 REGISTER = """
@@ -47,10 +48,6 @@ def fill(url: str) -> str:
         with pytest.raises(KeyboardInterrupt):
             client.operation("publish:7", rollback="unpublish").run(die)
     return url
-
-
-def wal(url: str) -> str:
-    return "holdfast_wal" if url.startswith("sqlite") else "holdfast.wal"
 
 
 def test_operations_are_listed(filled: str) -> None:
@@ -190,7 +187,7 @@ def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: P
     assert printed(*at(filled, "ops", "verify", "--archive", str(file))).endswith("sound\n")
     file.write_text(file.read_text().replace("ValueError", "TypeError"))
     assert "tampered" in invoke(*at(filled, "ops", "verify", "--archive", str(file))).stdout
-    query(filled, f"update {wal(filled)} set entries = replace(entries, '42', '43')")
+    change(filled, "update {wal} set entries = replace(entries, '42', '43')")
     done = invoke(*at(filled, "ops", "verify", "--json"))
     assert done.returncode == 1
     assert "tampered" in {each["what"] for each in valid("ops-verify", done.stdout)["problems"]}

@@ -13,7 +13,8 @@ import holdfast
 from holdfast import commands as operator
 from holdfast.commands import execute
 from holdfast.testing.operation_contract import leave_half_done
-from tests.children import eventually, query
+from tests.children import eventually
+from tests.operations.logs import change
 
 JANE: dict[str, Any] = {"actor": "jane", "reason": "the bank says no"}
 
@@ -139,8 +140,7 @@ def test_replay_and_verify_change_nothing_and_are_on_the_record(either: str, cli
     outcome = operator.run(client, "wal.verify", **JANE)
     assert outcome.changes == ["1 operations with 5 entries were verified"]
     assert client.operations.replay() == before
-    table = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
-    query(either, f"delete from {table} where number = 1")
+    change(either, "delete from {wal} where number = 1")
     with pytest.raises(operator.CommandRefused, match="problems in the log"):
         operator.run(client, "wal.verify", **JANE)
     outcomes = [outcome for *_, outcome in entries(client, "wal.verify")]

@@ -21,8 +21,8 @@ from tests.poor_postgres import tenant
 Connect = Callable[..., Any]
 TABLES = [
     "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "lock_hold",
-    "audit", "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal",
-    "wal_late", "outbox", "review", "relay", "parked",
+    "audit", "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log",
+    "wal_more", "wal_late", "outbox", "review", "relay", "parked",
 ]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
@@ -138,8 +138,9 @@ def test_usage_and_execute_show_no_table_and_no_token(app_url: str) -> None:
             for statement in (f"select from holdfast.{table}", f"delete from holdfast.{table}"):
                 with pytest.raises(InsufficientPrivilege):
                     mine.execute(statement.encode())
-        with pytest.raises(InsufficientPrivilege):
-            mine.execute("select nextval('holdfast.fence')")
+        for statement in ("select from holdfast.wal", "select nextval('holdfast.fence')"):
+            with pytest.raises(InsufficientPrivilege):
+                mine.execute(statement.encode())
         refused = mine.execute("select * from holdfast.lease_acquire('import', 'somebody else', 30)").fetchall()
         listings = [mine.execute(f"select * from holdfast.lease_{each}()".encode()) for each in ("list", "history")]
         shown = [refused, *(listing.fetchall() for listing in listings)]

@@ -19,6 +19,7 @@ from tests.children import PATIENCE, eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
 from tests.lineage.recording_sink import RecordingSink, deduplicated
 from tests.lineage.sample_operations import key
+from tests.operations.logs import change
 from tests.pairs import EACH_ONCE
 
 
@@ -132,7 +133,7 @@ def test_after_a_restore_what_was_not_told_is_told_and_nothing_else() -> None:
     url = migrated(source.database())
     with holdfast.Client(url) as client, psycopg.connect(url) as mine:
         client.operation("early", tx=mine).run(lambda: 1)
-        query(url, "update holdfast.wal set place = 1000")
+        change(url, "update {wal} set place = 1000")
         client.relay("r", sink).step()
         assert sink.received() == [("early", "START"), ("early", "COMPLETE")]
         client.operation("late", tx=mine).run(lambda: 1)
@@ -249,7 +250,7 @@ def test_the_cursor_does_not_move_to_a_row_that_a_restore_has_lost(either: str) 
 
     class SetBack:
         def publish(self, events: Any) -> None:
-            query(either, f"delete from {prefix}wal")
+            change(either, "delete from {wal}")
 
     with holdfast.Client(either) as client:
         client.operation("lost").run(lambda: 1)

@@ -13,7 +13,7 @@ from holdfast.testing import Postgres
 from tests.children import eventually
 from tests.conftest import migrated
 
-PUBLISHED = "holdfast.idempotency_log, holdfast.wal, holdfast.outbox, holdfast.review"
+PUBLISHED = "holdfast.idempotency_log, holdfast.wal_more, holdfast.outbox, holdfast.review"
 
 
 def fail() -> Any:

@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from tests.children import query
 from tests.conftest import MAJORS, NEWEST, migrated, server
+from tests.operations.logs import change
 from tests.pairs import EACH_ONCE
 
 
@@ -112,7 +113,7 @@ def test_after_a_restore_the_log_is_read_from_the_beginning_and_whole() -> None:
     url = migrated(source.database())
     with holdfast.Client(url) as client:
         client.operation("a").run(lambda: "before")
-        query(url, "update holdfast.wal set horizon = '1000000000'")  # an old cluster, with many transactions
+        change(url, "update {wal} set horizon = '1000000000'")  # an old cluster, with many transactions
         _, cursor = everything(client)
     dump = target.folder / "operations.sql"
     target.binaries.run("pg_dump", "--dbname", url, "--file", str(dump))

@@ -17,7 +17,8 @@ from holdfast.lineage import Lineage
 from holdfast.testing.operation_contract import interrupted, name, running
 from tests.children import eventually
 from tests.lineage.sample_operations import FAR
-from tests.operations.policies import BY_ELDER, POINT, answer, connected, every_way, fail, governed, key
+from tests.operations.logs import change
+from tests.operations.policies import BY_ELDER, POINT, answer, every_way, fail, governed, key
 
 
 @pytest.mark.parametrize("how", ["policy", "argument"])
@@ -176,9 +177,7 @@ def test_what_was_run_as_sovereign_is_mended_as_that_by_a_client_without_a_polic
         assert not undone
         client.operations.rollback(key(graves, "first"), **BY_ELDER)
         assert undone == [key(graves, "first").label]
-        with connected(either) as mine:
-            wal = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
-            mine.execute(f"update {wal} set entries = 'nonsense' where idem_key = '{key(graves, 'second').digest}'")
+        change(either, f"update {{wal}} set entries = 'nonsense' where idem_key = '{key(graves, 'second').digest}'")
         client.operations.reset(key(graves, "second"), **BY_ELDER)  # whatever has become of its log
 
 

@@ -7,8 +7,8 @@ from holdfast.doctor.findings import Check, Facts, Finding, Verdict, duration, f
 NEEDED = frozenset(
     {
         "idempotency_log_pkey", "idempotency_log_unfinished", "idempotency_log_kin", "idempotency_log_expiring",
-        "idempotency_log_updated", "wal_pkey", "wal_order", "outbox_key", "outbox_unpublished", "review_open",
-        "review_standing",
+        "idempotency_log_order", "idempotency_log_updated", "wal_more_pkey", "wal_more_order", "outbox_key",
+        "outbox_unpublished", "review_open", "review_standing",
     }
 )  # fmt: skip
 MANY_A_DAY, LARGE = 999_999, 10 << 30

@@ -35,7 +35,7 @@ SHORT = 1000
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 """Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
 DEAD_ROWS = 10_000
-PUBLISHABLE = frozenset({"idempotency_log", "wal", "outbox", "review", "audit", "relay", "parked"})
+PUBLISHABLE = frozenset({"idempotency_log", "wal_more", "outbox", "review", "audit", "relay", "parked"})
 """Tables of which a copy elsewhere is useful: logs, unlike leases, mean the same there."""
 _PROVIDERS = {
     "alloydbsuperuser": "AlloyDB: connect directly for locks; its managed pooling is in transaction mode by default",
@@ -393,19 +393,19 @@ def replica_identity(facts: Facts) -> Verdict:
 
 def operation_log(facts: Facts) -> Verdict:
     tables = {table["name"]: table for table in rows(facts, "examine_tables")}
-    if "wal" not in tables:
+    if "idempotency_log" not in tables:
         raise Unseen("there is no log of operations")
-    if not tables["wal"]["bytes"]:
+    if not tables["idempotency_log"]["bytes"]:
         return ok("no operation is logged yet")
     if row(facts, "session_open")["in_recovery"]:
         return ok("this server is a copy of it")
     if standbys := row(facts, "examine_replicas")["connected"]:
         return ok(f"{standbys} server{'s' * (standbys != 1)} follow{'s' * (standbys == 1)} this one")
-    if all(tables[name]["publications"] for name in ("idempotency_log", "wal")):
-        return ok(f"published for logical replication ({tables['wal']['publications']})")
+    if all(tables[name]["publications"] for name in ("idempotency_log", "wal_more")):
+        return ok(f"published for logical replication ({tables['wal_more']['publications']})")
     return warn(
         "the log of operations is on this server alone: if it is lost, operations may be done twice",
-        "Run a standby, or publish it: CREATE PUBLICATION … FOR TABLE idempotency_log, wal. Ignore this if the "
+        "Run a standby, or publish it: CREATE PUBLICATION … FOR TABLE idempotency_log, wal_more. Ignore this if the "
         "provider replicates the storage of the server.",
     )
 

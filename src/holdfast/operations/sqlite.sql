@@ -23,13 +23,14 @@ select 'changed' as state where :expected is not (select wal_pointer from holdfa
 
 -- name: operation_write.log
 insert into holdfast_idempotency_log values (:key, :pipeline, :task, :dataset, :operation, :status, :result_hash, {now}, {now}, :checksum, :params_hash, :pointer,
-       :fingerprint, :result, :attempt, :fence, :error, {now} + :keep, :label, :owner, :rollback, :effect_started, :failures)
+       :fingerprint, :result, :attempt, :fence, :error, {now} + :keep, :label, :owner, :rollback, :effect_started, :failures,
+       :entries, (select next from holdfast_place))
     on conflict (idem_key) do update set status = excluded.status, result_hash = excluded.result_hash, updated_at = excluded.updated_at,
        wal_pointer = excluded.wal_pointer, fingerprint = excluded.fingerprint, result = excluded.result, attempt = excluded.attempt, fence = excluded.fence,
        error = excluded.error, expires_at = excluded.expires_at, owner = excluded.owner, rollback = excluded.rollback, effect_started = excluded.effect_started, failures = excluded.failures;
 
 -- name: operation.entries
-insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
+insert into holdfast_wal_more values ((select next from holdfast_place), :key, :number, {now}, :entries);
 
 -- name: operation_write.outbox
 insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
@@ -38,12 +39,8 @@ select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
 -- name: operation_claim_many.log
 insert into holdfast_idempotency_log
 select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial', null, {now}, {now}, value ->> 9, value ->> 10, value ->> 1, value ->> 4, null, 1,
-       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:rows) where true on conflict do nothing;
-
--- name: operation_claim_many.entries
-insert into holdfast_wal (idem_key, number, at, entries)
-select g.idem_key, 1, {now}, value ->> 2 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
- where true on conflict do nothing;
+       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0, value ->> 2, (select next from holdfast_place) + key
+  from json_each(:rows) where true on conflict do nothing;
 
 -- name: operation_claim_many.others
 select null as state, g.idem_key as key, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
@@ -63,8 +60,8 @@ update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, 
   from json_each(:rows) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
 
 -- name: operation_finish_many.entries
-insert into holdfast_wal (idem_key, number, at, entries)
-select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
+insert into holdfast_wal_more
+select (select next from holdfast_place) + key, g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
  where true on conflict do nothing;
 
 -- name: operation_finish_many.changed
@@ -77,7 +74,7 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
        result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
   from holdfast_operation
  where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
- order by updated_at desc, place desc limit :limit;
+ order by updated_at desc, begun desc limit :limit;
 
 -- name: operation_match
 -- A range of the primary key: 'g' is above every hexadecimal digit.
@@ -143,24 +140,28 @@ with known (key) as (
                       where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
                         and (:since is null or updated_at >= :since)
                      union
-                     select idem_key from holdfast_wal
+                     select idem_key from holdfast_wal_more
                       where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
                         and (:since is null or at >= :since))
      order by key limit :limit)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
        g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback, g.expires_at - g.updated_at as keep,
        g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
-  from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
+  from known k left join holdfast_operation g on g.idem_key = k.key left join (
+       select idem_key, 1 as number, entries from holdfast_idempotency_log where entries is not null and idem_key in (select key from known)
+       union all select idem_key, number, entries from holdfast_wal_more where idem_key in (select key from known)) w on w.idem_key = k.key
  order by k.key, w.number;
 
 -- name: wal_latest
 with known (key) as (
     select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :limit)
-    union select idem_key from (select idem_key from holdfast_wal order by id desc limit :limit))
+    union select idem_key from (select idem_key from holdfast_wal_more order by place desc limit :limit))
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
        g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback, g.expires_at - g.updated_at as keep,
        g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
-  from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
+  from known k left join holdfast_operation g on g.idem_key = k.key left join (
+       select idem_key, 1 as number, entries from holdfast_idempotency_log where entries is not null and idem_key in (select key from known)
+       union all select idem_key, number, entries from holdfast_wal_more where idem_key in (select key from known)) w on w.idem_key = k.key
  order by k.key, w.number;
 
 -- name: wal_find
@@ -168,10 +169,13 @@ select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :ha
 
 -- name: wal_read
 -- There is one writer at a time, so the order of the rows is that of the commits. The first row says whether the cursor has expired.
-select 0 as space, :after_place is not null and not exists (select 1 from holdfast_wal where id = :after_place)
+select 0 as space, :after_place is not null and not exists (select 1 from holdfast_wal where place = :after_place)
        and not exists (select 1 from holdfast_wal_archived where place = :after_place) as expired, 0 as horizon, null as place, null as key, null as entries
 union all
-select * from (select null, 0, 0, id, idem_key, entries from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :limit);
+select * from (
+    select null, 0, 0, place, idem_key, entries from holdfast_idempotency_log where entries is not null and place > coalesce(:after_place, 0)
+    union all select null, 0, 0, place, idem_key, entries from holdfast_wal_more where place > coalesce(:after_place, 0)
+    order by place limit :limit);
 
 -- name: wal_archive.done
 select 'archived' as state where exists (select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :pointer);
@@ -182,17 +186,20 @@ select 'changed' as state where not exists (
 
 -- name: wal_archive.unpublished
 select 'unpublished' as state where exists (select 1 from holdfast_outbox where idem_key = :key and published_at is null)
-    or exists (select 1 from holdfast_relay where place < (select max(id) from holdfast_wal where idem_key = :key))
+    or exists (select 1 from holdfast_relay where place < (select max(place) from holdfast_wal where idem_key = :key))
     or exists (select 1 from holdfast_parked where idem_key = :key);
 
 -- name: wal_archive.pointer
 update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
 
 -- name: wal_archive.places
-insert into holdfast_wal_archived select id from holdfast_wal where idem_key = :key and number < :number;
+insert into holdfast_wal_archived select place from holdfast_wal where idem_key = :key and number < :number;
 
 -- name: wal_archive.entries
-delete from holdfast_wal where idem_key = :key and number < :number;
+delete from holdfast_wal_more where idem_key = :key and number < :number;
+
+-- name: wal_archive.first_entries
+update holdfast_idempotency_log set entries = null where idem_key = :key;
 
 -- name: wal_archive.outbox
 delete from holdfast_outbox where idem_key = :key;
@@ -223,5 +230,5 @@ select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operati
 -- name: operation_indexes
 -- Those of its keys are part of a table here, and the log is in the order of its rows: neither can be taken away.
 select substr(name, length('holdfast_') + 1) as name from sqlite_master
- where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal', 'holdfast_outbox', 'holdfast_review')
-union all select column1 from (values ('idempotency_log_pkey'), ('wal_pkey'), ('wal_order'));
+ where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal_more', 'holdfast_outbox', 'holdfast_review')
+union all select column1 from (values ('idempotency_log_pkey'), ('wal_more_pkey'), ('wal_more_order'));

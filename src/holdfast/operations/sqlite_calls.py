@@ -27,11 +27,19 @@ def _not_writable(
 
 @call("operation_write", "operation_end", answer=_not_writable)
 def operation_write(
-    run: Run, key: str, number: int, entries: str, attempt: int, outbox: str | None = None, **row: Any
+    run: Run,
+    key: str,
+    number: int,
+    entries: str,
+    attempt: int,
+    expected: str | None = None,
+    outbox: str | None = None,
+    **row: Any,
 ) -> Rows:
     """``row`` holds the other columns of the log."""
-    run("operation_write.log", key=key, attempt=attempt, **row)
-    run("operation.entries", key=key, number=number, entries=entries)
+    run("operation_write.log", key=key, attempt=attempt, entries=entries, **row)
+    if expected is not None:  # else they are in the row
+        run("operation.entries", key=key, number=number, entries=entries)
     if outbox is not None:
         run("operation_write.outbox", key=key, attempt=attempt, outbox=outbox)
     return [{"state": "done"}]
@@ -45,7 +53,6 @@ def _fenced(run: Run, owner: str, token: str, **_: Any) -> Rows:
 def operation_claim_many(run: Run, rows: str, owner: str, fence: int, rollback: str | None = None, **_: Any) -> Rows:
     """The operations among ``rows``, a JSON array, that were claimed before."""
     run("operation_claim_many.log", rows=rows, fence=fence, owner=owner, rollback=rollback)
-    run("operation_claim_many.entries", rows=rows)
     return run("operation_claim_many.others", rows=rows)
 
 
@@ -110,5 +117,6 @@ def wal_archive(run: Run, key: str, pointer: str, number: int, entries: str, **_
     run("operation.entries", key=key, number=number, entries=entries)
     run("wal_archive.places", key=key, number=number)
     run("wal_archive.entries", key=key, number=number)
+    run("wal_archive.first_entries", key=key)
     run("wal_archive.outbox", key=key)
     return [{"state": "archived"}]

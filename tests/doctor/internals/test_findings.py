@@ -33,7 +33,7 @@ SETTINGS = {
     "transaction_timeout": "0",
 }
 TABLE = {"bytes": 8192, "live": 1, "dead": 5, "vacuumed": 1.0, "publications": None, "identified": True}
-LOG = [{"name": name, **TABLE} for name in ("beat", "idempotency_log", "wal")]
+LOG = [{"name": name, **TABLE} for name in ("beat", "idempotency_log", "wal_more")]
 PUBLISHED = [each | {"publications": "log" if each["name"] != "beat" else None} for each in LOG]
 WELL: dict[str, Any] = {
     "expected": [{"schema": "holdfast", "version": 2, "self_migrating": False}],
@@ -54,7 +54,8 @@ WELL: dict[str, Any] = {
     "examine_snapshots": [{"who": "session 8", "seconds": 0.1, "transactions": 3}],
     "examine_functions": [{"name": "lease_acquire", "may": True}, {"name": "lease_list", "may": True}],
     "examine_tables": [
-        {"name": "beat", **TABLE}, {"name": "lease", **TABLE}, {"name": "wal", **TABLE, "bytes": 0, "dead": 0}
+        {"name": "beat", **TABLE}, {"name": "lease", **TABLE},
+        {"name": "idempotency_log", **TABLE, "bytes": 0, "dead": 0},
     ],
     "schema_applied": [{"version": 1}, {"version": 2}],
     "examine_fences": [{"name": "fence", "seconds": 59.9}, {"name": "version", "seconds": -3600.0}],

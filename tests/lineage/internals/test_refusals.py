@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import query
 from tests.lineage.recording_sink import RecordingSink, deduplicated
 from tests.lineage.sample_operations import FAR, broken, emitting, key
+from tests.operations.logs import change
 
 
 def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,12 +126,11 @@ def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
 
 def test_what_cannot_be_read_in_the_log_is_parked_and_stops_nobody_else(either: str) -> None:
     sink = RecordingSink()
-    table = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
     with holdfast.Client(either) as client:
         for name in "abc":
             client.operation(key(name)).run(lambda: 1)
         for text, subject in (("nonsense", "a"), ("[[1,2,3]]", "b")):
-            query(either, f"update {table} set entries = '{text}' where idem_key = '{key(subject).digest}'")
+            change(either, f"update {{wal}} set entries = '{text}' where idem_key = '{key(subject).digest}'")
         assert client.relay("r", sink).step() == 2
         assert sink.received() == [(key("c").label, "START"), (key("c").label, "COMPLETE")]
         parked = client.relays.parked("r")

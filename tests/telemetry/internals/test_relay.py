@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from holdfast import telemetry
 from holdfast.testing.fake_driver import FakeDriver
 from tests.children import PATIENCE, eventually
 from tests.lineage.recording_sink import RecordingSink
+from tests.operations.logs import change
 from tests.recipes.reconciler.replicas import Records, running
 from tests.telemetry.conftest import Told
 
@@ -52,12 +51,8 @@ def _poisoned(events: Any) -> None:
 
 def _age(url: str, seconds: int) -> None:
     """All that is in the log was written so long ago."""
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
-            file.execute("update holdfast_wal set at = at - ?", [seconds])
-        return
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("update holdfast.wal set at = at - make_interval(secs => %s)", [seconds])
+    earlier = f"at - {seconds}" if url.startswith("sqlite") else f"at - interval '{seconds} s'"
+    change(url, f"update {{wal}} set at = {earlier}")
 
 
 def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to_it(either: str, told: Told) -> None:

@@ -20,6 +20,7 @@ drop table holdfast.review;
 drop table holdfast.outbox;
 drop table holdfast.wal_late;
 drop function holdfast.wal_late();
-drop table holdfast.wal;
+drop view holdfast.wal;
+drop table holdfast.wal_more;
 drop function holdfast.wal_ready();
 drop table holdfast.idempotency_log;

@@ -28,23 +28,30 @@ create table holdfast.idempotency_log (
     owner          text,
     rollback       text,
     effect_started boolean not null,
-    failures       int not null
+    failures       int not null,
+    entries        text,
+    horizon        xid8 not null default greatest(pg_current_xact_id(), (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1)::text::xid8),
+    place          bigint not null default nextval('holdfast.place')
 ) with (fillfactor = 80);
 comment on column holdfast.idempotency_log.label is 'readable name: the key may be a hash';
 comment on column holdfast.idempotency_log.owner is 'the lease of the last attempt; null if the attempt ran in a transaction';
 comment on column holdfast.idempotency_log.rollback is 'the name of the function that undoes it';
 comment on column holdfast.idempotency_log.effect_started is 'the last attempt may have had an effect that has not been undone';
 comment on column holdfast.idempotency_log.failures is 'failed attempts since it was begun, done or reset';
+comment on column holdfast.idempotency_log.entries is 'the entries that were written with the row, see the view wal; null if they are in wal_more, or archived';
 create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at) where status <> 'success';
 create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
--- Entries that are written together share one row: a JSON text, and the number of its first entry.
+create index idempotency_log_order on holdfast.idempotency_log (horizon, place) where entries is not null;
+
+-- Entries that are written together share one row: a JSON text, and the number of its first entry. Those that create an operation
+-- are in its own row, because nearly every operation is written once; later ones are here. The view wal has both.
 -- Readers order rows by (horizon, place), which is the order of the commits: a row that was committed before another
 -- transaction's COMMIT began comes first. The horizon is at least the row's own transaction and every transaction that had
 -- ended when it was drawn. So no reader gets past a row that is not committed yet, and a row is readable as soon as it is
 -- committed. The place, drawn at the same time, orders rows of one horizon. A statement that is sent together with its
 -- COMMIT draws both itself; other rows wait for their COMMIT in wal_late.
-create table holdfast.wal (
+create table holdfast.wal_more (
     idem_key text collate "C" not null,
     number   int not null,
     at       timestamptz not null,
@@ -53,7 +60,12 @@ create table holdfast.wal (
     place    bigint not null default nextval('holdfast.place'),
     primary key (idem_key, number)
 );
-create index wal_order on holdfast.wal (horizon, place);
+create index wal_more_order on holdfast.wal_more (horizon, place);
+
+create view holdfast.wal as
+select g.idem_key, 1 as number, g.created_at as at, g.entries, g.horizon, g.place from holdfast.idempotency_log g where g.entries is not null
+union all
+select m.idem_key, m.number, m.at, m.entries, m.horizon, m.place from holdfast.wal_more m;
 
 -- Before rows of the log are written: their places rise, as fences do, and in another copy of the data the rows that are there
 -- have been renumbered. The rows then draw their places with nextval.
@@ -61,9 +73,9 @@ create function holdfast.wal_ready() returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
     -- hot: the check of draw(), inlined
-    perform from holdfast.meta m, holdfast.raised_for r, holdfast.place p, holdfast.space s
-      where p.last_value >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
-        and r.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
+    perform from holdfast.meta m, holdfast.space s
+      where pg_sequence_last_value('holdfast.place') >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
+        and pg_sequence_last_value('holdfast.raised_for') = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
         and s.copy = hash_record_extended(row(pg_relation_filepath('holdfast.raised_for'), m.xmin), 0);
     if not found then
         begin
@@ -103,7 +115,7 @@ begin
     exception when assert_failure then  -- never raised: the EXCEPTION clause makes the block a subtransaction
         raise;
     end;
-    insert into holdfast.wal values (new.idem_key, new.number, new.at, new.entries, (own + (drawn - own & 4294967295))::text::xid8);
+    insert into holdfast.wal_more values (new.idem_key, new.number, new.at, new.entries, (own + (drawn - own & 4294967295))::text::xid8);
     return null;
 end $$;
 
@@ -236,7 +248,8 @@ begin
     if expected is null then
         insert into holdfast.idempotency_log
         values (key, pipeline, task, dataset, operation, status, result_hash, at, at, checksum, params_hash, pointer,
-               fingerprint, bytes, attempt, fence, error, until, label, owner, rollback, effect_started, failures) on conflict do nothing;
+               fingerprint, bytes, attempt, fence, error, until, label, owner, rollback, effect_started, failures,
+               case when not late then entries end) on conflict do nothing;
     else
         update holdfast.idempotency_log g set status = operation_write.status, result_hash = operation_write.result_hash, updated_at = at,
                wal_pointer = pointer, fingerprint = operation_write.fingerprint, result = bytes, attempt = operation_write.attempt,
@@ -250,8 +263,8 @@ begin
     end if;
     if late then
         insert into holdfast.wal_late values (key, number, at, entries);
-    else
-        insert into holdfast.wal values (key, number, at, entries);
+    elsif expected is not null then
+        insert into holdfast.wal_more values (key, number, at, entries);
     end if;
     if outbox is not null then
         insert into holdfast.outbox (idem_key, attempt, topic, payload, created_at)
@@ -269,6 +282,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     f text[] := string_to_array(case when ascii(told) = 30 then substr(told, 2)::json #>> '{}' else told end, chr(31), '');
     at timestamptz := clock_timestamp();
+    place bigint;
 begin
     if f[1] is distinct from extract(epoch from transaction_timestamp())::text then
         raise exception 'the transaction in which operation % began has ended: do not commit or roll back inside the operation',
@@ -276,15 +290,21 @@ begin
             using errcode = 'HF003';
     end if;
     if f[4] is null and f[19] is null and f[26] is null then
-        -- New and without events, as nearly all are: one statement is enough.
-        perform holdfast.wal_ready();
-        with known as (
-            insert into holdfast.idempotency_log
-            values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
-                   f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18],
-                   f[16]::boolean, f[17]::int)
-                on conflict do nothing returning idem_key)
-        insert into holdfast.wal select idem_key, f[6]::int, at, f[7] from known;
+        -- hot: new and without events, as nearly all are; see bench operation. The check of wal_ready() is inlined.
+        place := nextval('holdfast.place');
+        perform from holdfast.meta m, holdfast.space s
+          where place >= (date_part('epoch', at) - 1767225600) * 1000000 - 1000000
+            and pg_sequence_last_value('holdfast.raised_for')
+                = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
+            and s.copy = hash_record_extended(row(pg_relation_filepath('holdfast.raised_for'), m.xmin), 0);
+        if not found then
+            perform holdfast.wal_ready();
+            place := nextval('holdfast.place');
+        end if;
+        insert into holdfast.idempotency_log
+        values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
+               f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18],
+               f[16]::boolean, f[17]::int, f[7], default, place) on conflict do nothing;
         if found then
             return 'done';
         end if;
@@ -325,17 +345,14 @@ begin
     perform holdfast.wal_ready();
     insert into holdfast.idempotency_log
     select a.key, a.pipeline, a.task, a.dataset, a.operation, 'partial', null, at, at, a.checksum, a.params_hash, a.pointer, a.fingerprint, null, 1,
-           operation_claim_many.fence, null, null, a.label, operation_claim_many.owner, operation_claim_many.rollback, true, 0
-      from unnest(k, p, string_to_array(labels, chr(31)), string_to_array(fingerprints, chr(31), ''), string_to_array(pipelines, chr(31)),
+           operation_claim_many.fence, null, null, a.label, operation_claim_many.owner, operation_claim_many.rollback, true, 0,
+           a.entries
+      from unnest(k, p, string_to_array(operation_claim_many.entries, chr(31)), string_to_array(labels, chr(31)), string_to_array(fingerprints, chr(31), ''), string_to_array(pipelines, chr(31)),
                   string_to_array(tasks, chr(31)), string_to_array(datasets, chr(31)), string_to_array(operations, chr(31)),
                   string_to_array(checksums, chr(31), ''), string_to_array(params_hashes, chr(31)))
-           a (key, pointer, label, fingerprint, pipeline, task, dataset, operation, checksum, params_hash)
+           a (key, pointer, entries, label, fingerprint, pipeline, task, dataset, operation, checksum, params_hash)
         on conflict do nothing;
     get diagnostics taken = row_count;
-    insert into holdfast.wal
-    select a.key, 1, at, a.entries from unnest(k, p, string_to_array(entries, chr(31))) a (key, pointer, entries)
-     where taken = cardinality(k)
-        or exists (select from holdfast.idempotency_log g where g.idem_key = a.key and g.wal_pointer = a.pointer and g.created_at = at);
     if taken < cardinality(k) then
         return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
                g.wal_pointer, g.rollback, g.effect_started, g.failures,
@@ -372,7 +389,7 @@ begin
            a (key, expected, pointer, status, result, result_hash, error, failures, effect_started)
      where g.idem_key = a.key and g.wal_pointer = a.expected;
     get diagnostics written = row_count;
-    insert into holdfast.wal
+    insert into holdfast.wal_more
     select a.key, a.number::int, at, a.entries
       from unnest(k, p, string_to_array(numbers, chr(31)), string_to_array(entries, chr(31))) a (key, pointer, number, entries)
      where written = cardinality(k)

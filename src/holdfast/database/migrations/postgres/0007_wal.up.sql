@@ -17,7 +17,7 @@ begin
       where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
       order by 1 limit max_rows)
     union
-    (select w.idem_key from holdfast.wal w
+    (select w.idem_key from holdfast.wal_more w
       where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
       group by 1 order by 1 limit max_rows)
     order by 1 limit max_rows;
@@ -30,7 +30,7 @@ begin
     return query
     (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit max_rows)
     union
-    select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit max_rows) w;
+    select w.idem_key from (select w.idem_key from holdfast.wal_more w order by w.horizon desc, w.place desc limit max_rows) w;
 end $$;
 
 -- The chains of these keys, with the log's row of each. keep: for how many seconds the result was to be stored.
@@ -90,9 +90,12 @@ end $$;
 create function holdfast.wal_settle() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.wal w set horizon = '0', place = o.place
-      from (select x.idem_key, x.number, row_number() over (order by x.horizon, x.place) as place from holdfast.wal x) o
-     where w.idem_key = o.idem_key and w.number = o.number;
+    with o as materialized (
+        select w.idem_key, w.number, row_number() over (order by w.horizon, w.place) as place from holdfast.wal w),
+    first as (
+        update holdfast.idempotency_log g set horizon = '0', place = o.place from o
+         where o.idem_key = g.idem_key and o.number = 1 and g.entries is not null)
+    update holdfast.wal_more m set horizon = '0', place = o.place from o where o.idem_key = m.idem_key and o.number = m.number;
     delete from holdfast.wal_archived;
     return null;
 end $$;
@@ -148,7 +151,7 @@ begin
         select from holdfast.idempotency_log l where l.updated_at > at - interval '1 day' order by l.updated_at limit 10 * enough) l;
     select count(*) into expired from (
         select from holdfast.idempotency_log l where l.result is not null and l.expires_at <= at limit enough) l;
-    bytes := pg_total_relation_size('holdfast.wal') + pg_total_relation_size('holdfast.idempotency_log');
+    bytes := pg_total_relation_size('holdfast.wal_more') + pg_total_relation_size('holdfast.idempotency_log');
     select count(*), extract(epoch from at - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
     select count(*) into reviews from holdfast.review_now r where r.status = 'open';
     now := extract(epoch from at);
@@ -159,7 +162,7 @@ create function holdfast.operation_indexes() returns table (name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid
-     where i.indisvalid and i.indisready and i.indrelid in ('holdfast.idempotency_log'::regclass, 'holdfast.wal'::regclass,
+     where i.indisvalid and i.indisready and i.indrelid in ('holdfast.idempotency_log'::regclass, 'holdfast.wal_more'::regclass,
            'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
 end $$;
 

@@ -168,7 +168,7 @@ create function holdfast.wal_archive(key text, expected text, pointer text, numb
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
-    last holdfast.wal;
+    last record;
 begin
     perform holdfast.wal_ready();
     update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
@@ -184,10 +184,11 @@ begin
         update holdfast.idempotency_log g set wal_pointer = expected where g.idem_key = key;
         state := 'unpublished';
     else
-        with gone as (delete from holdfast.wal w where w.idem_key = key returning w.place)
-        insert into holdfast.wal_archived select g.place from gone g;
+        insert into holdfast.wal_archived select w.place from holdfast.wal w where w.idem_key = key;
+        delete from holdfast.wal_more m where m.idem_key = key;
+        update holdfast.idempotency_log g set entries = null where g.idem_key = key;
         delete from holdfast.outbox o where o.idem_key = key;
-        insert into holdfast.wal values (key, number, clock_timestamp(), entries);
+        insert into holdfast.wal_more values (key, number, clock_timestamp(), entries);
         state := 'archived';
     end if;
 end $$;

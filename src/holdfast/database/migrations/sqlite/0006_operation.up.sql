@@ -24,23 +24,36 @@ create table holdfast_idempotency_log (
     owner          text,
     rollback       text,
     effect_started integer not null,
-    failures       integer not null
+    failures       integer not null,
+    entries        text,
+    place          integer not null
 );
 create index holdfast_idempotency_log_unfinished on holdfast_idempotency_log (updated_at) where status <> 'success';
 create index holdfast_idempotency_log_kin on holdfast_idempotency_log (dataset_id, operation_type, raw_checksum, params_hash)
  where dataset_id is not null;
 
-create table holdfast_wal (
-    id       integer primary key,
+create index holdfast_idempotency_log_order on holdfast_idempotency_log (place) where entries is not null;
+
+-- Entries that are written together share one row: a JSON text, and the number of its first entry. Those that create an operation
+-- are in its own row, because nearly every operation is written once; later ones are here. The view wal has both. Readers order
+-- rows by place: there is one writer at a time, so that is the order of the commits.
+create table holdfast_wal_more (
+    place    integer primary key,
     idem_key text not null,
     number   integer not null,
     at       real not null,
     entries  text not null,
     unique (idem_key, number)
 );
-create trigger holdfast_wal_place after insert on holdfast_wal when new.id < (select micros from holdfast_clock) begin
-    update holdfast_wal set id = max((select micros from holdfast_clock), (select max(id) + 1 from holdfast_wal)) where id = new.id
-    ; end;
+
+create view holdfast_wal as
+select place, idem_key, 1 as number, created_at as at, entries from holdfast_idempotency_log where entries is not null
+union all
+select place, idem_key, number, at, entries from holdfast_wal_more;
+
+create view holdfast_place as
+select max((select micros from holdfast_clock), coalesce((select max(place) + 1 from holdfast_idempotency_log where entries is not null), 0),
+           coalesce((select max(place) + 1 from holdfast_wal_more), 0)) as next;
 
 create table holdfast_outbox (
     id           integer primary key,
@@ -77,7 +90,7 @@ select r.*, coalesce(r.outcome, (select 'done' from holdfast_idempotency_log g
   from holdfast_review r;
 
 create view holdfast_operation as
-select g.*, g.rowid as place, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
+select g.*, g.rowid as begun, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
   from holdfast_idempotency_log g;
 
 insert into holdfast_schema_version (version, name) values (6, 'operation');
