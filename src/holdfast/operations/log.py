@@ -211,10 +211,11 @@ def hash_prefix(operation: str) -> str:
 
 def link_entries(prefix: str, previous: str, entries: Sequence[EncodedEntry]) -> tuple[str, str]:
     """Chain entries to the one with the hash ``previous``: the hash of the last, and the text of ``dump_entries``."""
-    last = previous
-    for hashed, _ in entries:
+    last, texts = previous, []
+    for hashed, stored in entries:
         last = sha256(f"{prefix}{hashed}{len(last)}:{last},".encode()).hexdigest()
-    return last, f'["{previous}",{"".join([stored for _, stored in entries])}"{last}"]'
+        texts.append(stored)
+    return last, f'["{previous}",{"".join(texts)}"{last}"]'
 
 
 def encode_entry(

@@ -426,12 +426,10 @@ class AsyncPsycopgTransaction:
         self._outer_blocks: int | None = getattr(connection, "_num_transactions", None)
 
     async def begin(self, statement: str, parameters: Row) -> Row:
-        from holdfast.database.postgres import decode_rows
-
+        """The row has one column, ``answer``."""
         results = await self._send(self._begin_statement() + b"; " + self._fill(statement, parameters))
         self._set_blocks(1)
-        [row] = decode_rows(results[-1])
-        return row
+        return {"answer": results[-1].get_value(0, 0)}
 
     async def commit(self, statement: str, parameters: Row) -> None:
         with reject_unreplicated_commit(self._connection):
@@ -471,8 +469,9 @@ class AsyncPsycopgTransaction:
             if value is None:
                 parts.append(b"null")
             elif isinstance(value, str):
-                is_plain = value.isascii() and value.isalnum()  # hot: most are, and need no escaping
-                parts.append(b"'%s'" % value.encode() if is_plain else self._escape(value.encode("ascii")))
+                encoded = value.encode("ascii")
+                # hot: most need no escaping
+                parts.append(self._escape(encoded) if b"'" in encoded or b"\\" in encoded else b"'%b'" % encoded)
             else:
                 parts.append(str(value).encode())  # true, false, and numbers
             parts.append(text)

@@ -99,7 +99,9 @@ class AsyncOperationSpec(NamedTuple):
             "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
             "lock": None, "failures": 0,
         }  # fmt: skip
-        return {**fields, **pending._asdict(), **more}
+        fields["expected"], fields["pointer"], fields["number"], fields["entries"] = pending
+        fields.update(more)
+        return fields
 
 
 def lease_name_of(lock: int) -> str:
@@ -107,10 +109,11 @@ def lease_name_of(lock: int) -> str:
 
 
 def end_parameters(row: Row) -> Row:
-    """The parameters of ``operation_end``: the row, and its fields joined into one ASCII text, which needs no adapter
+    """The parameters of ``operation_end``: the same row, and in it its fields joined into one ASCII text, which needs no adapter
     on any connection. No field contains a control character: names cannot, and the rest is JSON or hexadecimal."""
     text = "\x1f".join(["" if value is None else str(value) for value in map(row.get, _END_FIELDS)])
-    return {**row, "told": text if text.isascii() else "\x1e" + json.dumps(text)}
+    row["told"] = text if text.isascii() else "\x1e" + json.dumps(text)
+    return row
 
 
 def encode_result(value: Any) -> dict[str, str]:
