@@ -281,10 +281,10 @@ class AsyncHandle(ABC, Generic[G]):
         rows = await self._engine.call(self._statement, {**parameters, **self._more}, timeout=timeout)
         [row] = rows
         if isinstance(rows, Repeated):
-            if row["status"] in {"held", "busy"}:
-                self._undo(token, beat)
-            elif row["status"] == "beat_lost":  # the first sending may have been granted, until its beat was lost
+            if row["status"] == "beat_lost":  # the first sending may have been granted, until its beat was lost
                 telemetry.emit("lease.abandoned", kind=self._kind)
+            elif row["fence"] is None:
+                self._undo(token, beat)
         return row, asked_at
 
     def _undo(self, token: str, beat: Beat | None) -> None:

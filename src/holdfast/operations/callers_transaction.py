@@ -15,7 +15,14 @@ from holdfast.database.connections.connection import Connection
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt import entered_attempts
-from holdfast.operations.decide import Decision, Prior, chain_length, in_progress, read_only_transaction
+from holdfast.operations.decide import (
+    Decision,
+    Prior,
+    chain_length,
+    in_progress,
+    read_only_transaction,
+    refuses_dead,
+)
 from holdfast.operations.op import Op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction import (
@@ -53,7 +60,8 @@ class CallersTransaction(TransactionAttempt):
                 decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
                 and self._is_uncommitted(prior)
             )  # fmt: skip
-            if (outcome := self.settle(decision, prior)) is not None:
+            is_sure = claim.is_free or not refuses_dead(decision, prior)
+            if is_sure and (outcome := self.settle(decision, prior)) is not None:
                 return replace(outcome, committed=not self.policy.is_uncommitted)
             if claim.is_read_only:
                 raise read_only_transaction(self.spec.key)

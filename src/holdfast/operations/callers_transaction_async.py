@@ -14,7 +14,14 @@ from holdfast.database.connections.connection_async import AsyncConnection
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt_async import entered_attempts
-from holdfast.operations.decide import Decision, Prior, chain_length, in_progress, read_only_transaction
+from holdfast.operations.decide import (
+    Decision,
+    Prior,
+    chain_length,
+    in_progress,
+    read_only_transaction,
+    refuses_dead,
+)
 from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction_async import (
@@ -52,7 +59,8 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
                 decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
                 and await self._is_uncommitted(prior)
             )  # fmt: skip
-            if (outcome := self.settle(decision, prior)) is not None:
+            is_sure = claim.is_free or not refuses_dead(decision, prior)
+            if is_sure and (outcome := self.settle(decision, prior)) is not None:
                 return replace(outcome, committed=not self.policy.is_uncommitted)
             if claim.is_read_only:
                 raise read_only_transaction(self.spec.key)

@@ -177,6 +177,12 @@ def decide(
     return Decision.ROLL_BACK if on_partial == "rollback" else Decision.VERIFY
 
 
+def refuses_dead(decision: Decision, prior: Prior) -> bool:
+    """Whether this refuses an operation because its owner is dead. That is certain only for who has the lock: without
+    it, the owner may have ended the operation between two looks, or another one recovers it."""
+    return prior.status == "partial" and decision in (Decision.REFUSE_PARTIAL, Decision.EXHAUSTED)
+
+
 def chain_length(pointer: str | None) -> int:
     return int((pointer or "0:").partition(":")[0])
 

@@ -2,7 +2,12 @@
 """An operation whose effect is outside of the database: at most one live attempt, under a lease and not under a lock of
 the database.
 
-    lease_acquire → operation_write(partial) → the function → operation_write(success | failure) → lease_release
+    operation_claim │ the function │ operation_finish
+
+These are two statements: the first looks, takes the lease and writes the claim; the second writes the end and releases
+the lease. A retry, and an operation under a policy or on a sovereign dataset, takes the lease first:
+
+    operation_get → lease_acquire → operation_write(partial) │ the function │ operation_finish
 
 A process that dies leaves ``partial`` in the log, and its lease says whether it is alive. The end is written only while
 the lease is held, so a late owner is refused (FencedOut).
@@ -15,9 +20,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from holdfast.database import driver_errors
+from holdfast.database.engine import Engine
+from holdfast.database.sessions import Row
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Lease
+from holdfast.lease.keeper import Beat
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import OnLost
 from holdfast.operations.attempt import Attempt
@@ -31,7 +39,9 @@ from holdfast.operations.decide import (
     failure_detail,
     fenced_out,
     in_progress,
+    refuses_dead,
 )
+from holdfast.operations.log import Chain
 from holdfast.operations.op import Op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec import OperationSpec, encode_result
@@ -41,12 +51,30 @@ from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.operation")
 
+CHANGED, LOCKED = "40001", "55P03"
 RELEASE_TIMEOUT = 5.0
 """Seconds that a finished operation waits for the release of its lease, which would expire anyway."""
 
 
 def _fenced_out(key: Key) -> HoldfastError:
     return fenced_out(f"operation {key.label!r}")
+
+
+class OperationLease(Lease):
+    """The lease of a new operation: the statement that takes it writes the claim, too."""
+
+    _statement = "operation_claim"
+
+    def __init__(self, engine: Engine, terms: LeaseTerms, claim: Row) -> None:
+        super().__init__(engine, terms, 0.0)
+        self._more = claim
+        self.answer: Row = {}
+
+    def _call(
+        self, token: str, beat: Beat | None, session_key: int | None, timeout: float
+    ) -> tuple[dict[str, Any], float]:
+        self.answer, asked_at = super()._call(token, beat, session_key, timeout)
+        return self.answer, asked_at
 
 
 class LeasedAttempt(Attempt):
@@ -74,9 +102,12 @@ class LeasedAttempt(Attempt):
         return attempt
 
     def _lease(self, name: str) -> Lease:
+        return Lease(self.spec.engine, self._lease_terms(name), 0.0)
+
+    def _lease_terms(self, name: str) -> LeaseTerms:
         terms = self.spec.terms
         on_lost: OnLost[LeaseGrant] = self._report_loss if callable(terms.on_lost) else terms.on_lost
-        return Lease(self.spec.engine, LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost), 0.0)
+        return LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost)
 
     def _report_loss(self, _grant: LeaseGrant) -> object:
         """Call the user's ``on_lost`` with ``op``, once: two leases may be lost. Returns what it returns, which may
@@ -107,18 +138,57 @@ class LeasedAttempt(Attempt):
 
     def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
+        claimed = self._claim_new() if self.spec.governed is None and self.spec.dataset_claim is None else None
+        if isinstance(claimed, Op):
+            return claimed
         while True:
-            prior = self.fetch_prior()
+            prior, claimed = claimed or self.fetch_prior(), None
             decision = self.decide(prior)
-            if (outcome := self.settle(decision, prior)) is not None:
+            if not refuses_dead(decision, prior) and (outcome := self.settle(decision, prior)) is not None:
                 return outcome
             if decision is not Decision.RUNNING and self.acquire(started):
-                claimed = self._claim_under_lease(prior, decision)
-                if claimed is not None:
-                    return claimed
+                if refuses_dead(decision, prior):  # once more, under the lease: its owner may have ended it since
+                    prior = self.fetch_prior()
+                    decision = self.decide(prior)
+                op = self._claim_under_lease(prior, decision)
+                if op is not None:
+                    return op
             if (outcome := self.wait_for_lock(prior, tries, started)) is not None:
                 return outcome
             tries += 1
+
+    def _claim_new(self) -> Op | Prior | None:
+        """Claim an operation that has no row, with one statement; or return its row. None: another attempt is
+        beginning, or a transaction has the lock."""
+        spec, self.asked_at = self.spec, now()
+        has_begun = not spec.checks.before and not spec.terms.options.marks_effect
+        handle = OperationLease(spec.engine, self._lease_terms(spec.lease_name), spec.claim_row(has_begun))
+        grants: list[LeaseGrant] = []
+        try:
+            refusal = handle._ask(grants)
+            if refusal is None:
+                self.grant = grants[0]
+        except Refused as error:
+            if error.sqlstate != CHANGED:
+                raise
+            return None
+        except BaseException:
+            if grants:
+                grants[0]._abandon()
+            raise
+        answer = handle.answer
+        if self.grant is None:
+            known = answer["known"]
+            return None if known is None else Prior.from_row({**json.loads(known), "now": answer["now"]})
+        self.prior, grants = Prior.none(answer["now"]), [self.grant]
+        op = self._op = Op(
+            spec.key, self.prior, self.asked_at, attempt=1, fence=self.grant.fence, grants=grants,
+            chain=Chain(spec.key.digest, answer["pointer"]), save=self.save,
+        )  # fmt: skip
+        op._has_begun = has_begun
+        if op.lost:
+            spec.engine.owner.notify(self._report_loss, self.grant)
+        return op
 
     def fetch_prior(self) -> Prior:
         self.asked_at = now()
@@ -313,8 +383,18 @@ class LeasedAttempt(Attempt):
     def close(self, op: Op, status: str, **more: Any) -> None:
         """Write the end and release the lease. ``changed_error`` when the log has changed."""
         op._add_release()
+        grant = self.held_grant
+        grant._releasing = True
         try:
-            if self.write(op, status, **more) != "done":
+            try:
+                state = self.write(op, status, "operation_finish", tell=grant._beat is None, **more)
+                if state == "done":
+                    grant._finish()
+            except Refused as error:
+                if error.sqlstate != LOCKED:
+                    raise
+                state = self.write(op, status, **more)  # the release waits, the end must not
+            if state != "done":
                 raise self.changed_error(self.spec.key)
         finally:
             self.release()
@@ -327,14 +407,14 @@ class LeasedAttempt(Attempt):
     def lock_detail(self) -> dict[str, Any]:
         return self.spec.lock_detail(self.held_grant.name) or {}
 
-    def write(self, op: Op, status: str, **more: Any) -> str:
+    def write(self, op: Op, status: str, statement: str = "operation_write", /, **more: Any) -> str:
         """Write the row and the pending entries: "done"; "changed" when the chain has another end than expected; "busy"
         when a transaction has the lock. FencedOut when the lease is lost."""
         grant = self.held_grant
         more = {"failures": self.prior.failures, "owner": grant.name, "token": grant.token, **more}
         row = self.spec.row(op, status, **more)
         try:
-            [answer] = self.spec.engine.call("operation_write", row)
+            [answer] = self.spec.engine.call(statement, row, again={"again": True})
         except Refused as error:
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise

@@ -1,7 +1,12 @@
 """An operation whose effect is outside of the database: at most one live attempt, under a lease and not under a lock of
 the database.
 
-    lease_acquire → operation_write(partial) → the function → operation_write(success | failure) → lease_release
+    operation_claim │ the function │ operation_finish
+
+These are two statements: the first looks, takes the lease and writes the claim; the second writes the end and releases
+the lease. A retry, and an operation under a policy or on a sovereign dataset, takes the lease first:
+
+    operation_get → lease_acquire → operation_write(partial) │ the function │ operation_finish
 
 A process that dies leaves ``partial`` in the log, and its lease says whether it is alive. The end is written only while
 the lease is held, so a late owner is refused (FencedOut).
@@ -14,9 +19,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from holdfast.database import driver_errors
+from holdfast.database.engine_async import AsyncEngine
+from holdfast.database.sessions import Row
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
+from holdfast.lease.keeper import Beat
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import OnLost
 from holdfast.operations.attempt_async import AsyncAttempt
@@ -30,7 +38,9 @@ from holdfast.operations.decide import (
     failure_detail,
     fenced_out,
     in_progress,
+    refuses_dead,
 )
+from holdfast.operations.log import Chain
 from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
@@ -40,12 +50,30 @@ from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.operation")
 
+CHANGED, LOCKED = "40001", "55P03"
 RELEASE_TIMEOUT = 5.0
 """Seconds that a finished operation waits for the release of its lease, which would expire anyway."""
 
 
 def _fenced_out(key: Key) -> HoldfastError:
     return fenced_out(f"operation {key.label!r}")
+
+
+class AsyncOperationLease(AsyncLease):
+    """The lease of a new operation: the statement that takes it writes the claim, too."""
+
+    _statement = "operation_claim"
+
+    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, claim: Row) -> None:
+        super().__init__(engine, terms, 0.0)
+        self._more = claim
+        self.answer: Row = {}
+
+    async def _call(
+        self, token: str, beat: Beat | None, session_key: int | None, timeout: float
+    ) -> tuple[dict[str, Any], float]:
+        self.answer, asked_at = await super()._call(token, beat, session_key, timeout)
+        return self.answer, asked_at
 
 
 class AsyncLeasedAttempt(AsyncAttempt):
@@ -73,9 +101,12 @@ class AsyncLeasedAttempt(AsyncAttempt):
         return attempt
 
     def _lease(self, name: str) -> AsyncLease:
+        return AsyncLease(self.spec.engine, self._lease_terms(name), 0.0)
+
+    def _lease_terms(self, name: str) -> LeaseTerms:
         terms = self.spec.terms
         on_lost: OnLost[AsyncLeaseGrant] = self._report_loss if callable(terms.on_lost) else terms.on_lost
-        return AsyncLease(self.spec.engine, LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost), 0.0)
+        return LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost)
 
     def _report_loss(self, _grant: AsyncLeaseGrant) -> object:
         """Call the user's ``on_lost`` with ``op``, once: two leases may be lost. Returns what it returns, which may
@@ -106,18 +137,57 @@ class AsyncLeasedAttempt(AsyncAttempt):
 
     async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
+        claimed = await self._claim_new() if self.spec.governed is None and self.spec.dataset_claim is None else None
+        if isinstance(claimed, AsyncOp):
+            return claimed
         while True:
-            prior = await self.fetch_prior()
+            prior, claimed = claimed or await self.fetch_prior(), None
             decision = self.decide(prior)
-            if (outcome := self.settle(decision, prior)) is not None:
+            if not refuses_dead(decision, prior) and (outcome := self.settle(decision, prior)) is not None:
                 return outcome
             if decision is not Decision.RUNNING and await self.acquire(started):
-                claimed = await self._claim_under_lease(prior, decision)
-                if claimed is not None:
-                    return claimed
+                if refuses_dead(decision, prior):  # once more, under the lease: its owner may have ended it since
+                    prior = await self.fetch_prior()
+                    decision = self.decide(prior)
+                op = await self._claim_under_lease(prior, decision)
+                if op is not None:
+                    return op
             if (outcome := await self.wait_for_lock(prior, tries, started)) is not None:
                 return outcome
             tries += 1
+
+    async def _claim_new(self) -> AsyncOp | Prior | None:
+        """Claim an operation that has no row, with one statement; or return its row. None: another attempt is
+        beginning, or a transaction has the lock."""
+        spec, self.asked_at = self.spec, now()
+        has_begun = not spec.checks.before and not spec.terms.options.marks_effect
+        handle = AsyncOperationLease(spec.engine, self._lease_terms(spec.lease_name), spec.claim_row(has_begun))
+        grants: list[AsyncLeaseGrant] = []
+        try:
+            refusal = await handle._ask(grants)
+            if refusal is None:
+                self.grant = grants[0]
+        except Refused as error:
+            if error.sqlstate != CHANGED:
+                raise
+            return None
+        except BaseException:
+            if grants:
+                grants[0]._abandon()
+            raise
+        answer = handle.answer
+        if self.grant is None:
+            known = answer["known"]
+            return None if known is None else Prior.from_row({**json.loads(known), "now": answer["now"]})
+        self.prior, grants = Prior.none(answer["now"]), [self.grant]
+        op = self._op = AsyncOp(
+            spec.key, self.prior, self.asked_at, attempt=1, fence=self.grant.fence, grants=grants,
+            chain=Chain(spec.key.digest, answer["pointer"]), save=self.save,
+        )  # fmt: skip
+        op._has_begun = has_begun
+        if op.lost:
+            spec.engine.owner.notify(self._report_loss, self.grant)
+        return op
 
     async def fetch_prior(self) -> Prior:
         self.asked_at = now()
@@ -312,8 +382,18 @@ class AsyncLeasedAttempt(AsyncAttempt):
     async def close(self, op: AsyncOp, status: str, **more: Any) -> None:
         """Write the end and release the lease. ``changed_error`` when the log has changed."""
         op._add_release()
+        grant = self.held_grant
+        grant._releasing = True
         try:
-            if await self.write(op, status, **more) != "done":
+            try:
+                state = await self.write(op, status, "operation_finish", tell=grant._beat is None, **more)
+                if state == "done":
+                    grant._finish()
+            except Refused as error:
+                if error.sqlstate != LOCKED:
+                    raise
+                state = await self.write(op, status, **more)  # the release waits, the end must not
+            if state != "done":
                 raise self.changed_error(self.spec.key)
         finally:
             await self.release()
@@ -326,14 +406,14 @@ class AsyncLeasedAttempt(AsyncAttempt):
     def lock_detail(self) -> dict[str, Any]:
         return self.spec.lock_detail(self.held_grant.name) or {}
 
-    async def write(self, op: AsyncOp, status: str, **more: Any) -> str:
+    async def write(self, op: AsyncOp, status: str, statement: str = "operation_write", /, **more: Any) -> str:
         """Write the row and the pending entries: "done"; "changed" when the chain has another end than expected; "busy"
         when a transaction has the lock. FencedOut when the lease is lost."""
         grant = self.held_grant
         more = {"failures": self.prior.failures, "owner": grant.name, "token": grant.token, **more}
         row = self.spec.row(op, status, **more)
         try:
-            [answer] = await self.spec.engine.call("operation_write", row)
+            [answer] = await self.spec.engine.call(statement, row, again={"again": True})
         except Refused as error:
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise

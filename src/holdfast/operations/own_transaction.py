@@ -43,6 +43,7 @@ from holdfast.operations.decide import (
     failure_detail,
     is_collision,
     read_only_transaction,
+    refuses_dead,
 )
 from holdfast.operations.op import Done, Op
 from holdfast.operations.outcome import Outcome
@@ -222,7 +223,8 @@ class OwnTransaction(TransactionAttempt):
                 claim = self._parse_claim(row)
                 prior = claim.prior
                 decision = self.decide(prior)
-                if (outcome := self.settle(decision, prior)) is not None:
+                is_sure = claim.is_free or not refuses_dead(decision, prior)
+                if is_sure and (outcome := self.settle(decision, prior)) is not None:
                     self._roll_back()
                     return outcome
                 if claim.is_read_only:

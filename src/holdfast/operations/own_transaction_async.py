@@ -42,6 +42,7 @@ from holdfast.operations.decide import (
     failure_detail,
     is_collision,
     read_only_transaction,
+    refuses_dead,
 )
 from holdfast.operations.op_async import AsyncOp, Done
 from holdfast.operations.outcome import Outcome
@@ -223,7 +224,8 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
                 claim = await self._parse_claim(row)
                 prior = claim.prior
                 decision = self.decide(prior)
-                if (outcome := self.settle(decision, prior)) is not None:
+                is_sure = claim.is_free or not refuses_dead(decision, prior)
+                if is_sure and (outcome := self.settle(decision, prior)) is not None:
                     await self._roll_back()
                     return outcome
                 if claim.is_read_only:

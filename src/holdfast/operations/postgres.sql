@@ -12,6 +12,17 @@ select holdfast.operation_write(
     :keep::double precision, :effect_started::boolean, :failures::int, :rollback, :owner, :token::uuid, :lock::bigint, :outbox, :label, :pipeline,
     :task, :dataset, :operation, :checksum, :params_hash) as state
 
+-- name: operation_claim
+select status, token, beat, fence, held_by, remaining, session_watch, known, pointer, now from holdfast.operation_claim(
+    :told, :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :reenter::boolean, :at_least::double precision,
+    :solo::boolean, :session_key::bigint, :process::jsonb)
+
+-- name: operation_finish
+select holdfast.operation_finish(
+    :key, :expected, :pointer, :number::int, :entries, :status, :attempt::int, :fence::bigint, :fingerprint, :result, :result_hash, :error,
+    :keep::double precision, :effect_started::boolean, :failures::int, :rollback, :owner, :token::uuid, :outbox, :label, :pipeline,
+    :task, :dataset, :operation, :checksum, :params_hash, coalesce(:tell::boolean, false), coalesce(:again::boolean, false)) as state
+
 -- name: operation_end
 select holdfast.operation_end(cast(:told as text)) as state
 

@@ -87,6 +87,27 @@ class OperationSpec(NamedTuple):
             return [("claimed", detail)]
         return [("claimed", detail), ("sovereignty", {"dataset": self.key.dataset, "sovereignty_event": True})]
 
+    def claim_row(self, has_begun: bool) -> Row:
+        """Parameters of ``operation_claim`` beside those of the lease; for PostgreSQL joined as in ``end_parameters``.
+        ``has_begun``: the effect may start."""
+        key = self.key
+        entries = [
+            ("lock_acquired", self.lock_detail(self.lease_name)),
+            *self.claim_entries(self.fingerprint, key.version, key.bucket),
+        ]
+        if has_begun:
+            entries.append(("effect_started", None))
+        claim = [[kind, json.dumps(detail, separators=(",", ":")) if detail else "{}"] for kind, detail in entries]
+        row = {
+            "key": key.digest, "lock": key.lock_key, "claim": json.dumps(claim), "fingerprint": self.fingerprint,
+            "effect_started": has_begun, "rollback": self.rollback_name, "label": key.label, "pipeline": key.pipeline,
+            "task": key.task, "dataset": key.dataset, "operation": key.operation, "checksum": key.checksum,
+            "params_hash": key.params_hash,
+        }  # fmt: skip
+        if self.engine.database.dialect == "sqlite":
+            return row
+        return {"told": "\x1f".join(["" if value is None else str(value) for value in row.values()])}
+
     def row(self, op: Op, status: str, **more: Any) -> Row:
         """The row of the operation with its pending entries: parameters of ``operation_write``, and with
         ``end_parameters`` of ``operation_end``. ``more``: the columns that this status sets; the others are empty."""
@@ -110,8 +131,9 @@ def lease_name_of(lock: int) -> str:
 
 
 def end_parameters(row: Row) -> Row:
-    """The parameters of ``operation_end``: the same row, and in it its fields joined into one ASCII text, which needs no adapter
-    on any connection. No field contains a control character: names cannot, and the rest is JSON or hexadecimal."""
+    """The parameters of ``operation_end``: the same row, and in it its fields joined into one ASCII text, which needs
+    no adapter on any connection. No field contains a control character: names cannot, and the rest is JSON or
+    hexadecimal."""
     text = "\x1f".join(["" if value is None else str(value) for value in map(row.get, _END_FIELDS)])
     row["told"] = text if text.isascii() else "\x1e" + json.dumps(text)
     return row

@@ -15,6 +15,15 @@ select json_object('state', case when exists (select 1 from holdfast_live where 
        'expired', coalesce(expires_at <= {now}, 0)) end) as answer
   from (select 1) left join holdfast_operation on idem_key = :key;
 
+-- name: operation_claim.known
+-- ours: the claim of a repeated request whose first reply was lost.
+select {now} as now, wal_pointer as pointer, case when status is not null then json_object(
+       'status', status, 'fingerprint', fingerprint, 'result', result, 'result_hash', result_hash, 'error', error, 'attempt', attempt, 'fence', fence,
+       'pointer', wal_pointer, 'rollback', rollback, 'effect_started', effect_started, 'failures', failures, 'alive', alive,
+       'expired', coalesce(expires_at <= {now}, 0)) end as known,
+       status = 'partial' and exists (select 1 from holdfast_lease l where l.name = :name and l.token = :token and l.fence = o.fence) as ours
+  from (select 1) left join holdfast_operation o on idem_key = :key;
+
 -- name: operation.lease
 select 1 from holdfast_live where name = :owner and token = :token;
 

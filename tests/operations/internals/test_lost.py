@@ -198,6 +198,8 @@ def test_a_loss_before_the_function_is_called_is_reported(either: str, monkeypat
     monkeypatch.setattr(LeasedAttempt, "_report_loss", report)
     monkeypatch.setattr(LeasedAttempt, "acquire", acquire_and_lose)
     with holdfast.Client(either) as client:
+        with pytest.raises(ZeroDivisionError):  # a new operation is claimed in the statement that takes its lease
+            client.operation("a").run(lambda: 1 / 0)
         with pytest.raises(holdfast.FencedOut):
             client.operation("a", ttl=LONG, on_lost=reported.append).run(lambda: pytest.fail("it was called"))
         eventually(lambda: reported, "on_lost is called")

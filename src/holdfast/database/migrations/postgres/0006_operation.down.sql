@@ -12,6 +12,9 @@ drop function holdfast.operation_write(text, text, text, int, text, text, int, b
     text, text, uuid,
     bigint, text, text, text, text, text, text, text, text, boolean);
 drop function holdfast.operation_end(text);
+drop function holdfast.operation_claim(text, text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb);
+drop function holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int,
+    text, text, uuid, text, text, text, text, text, text, text, text, boolean, boolean);
 drop function holdfast.operation_begin(text, bigint, text);
 drop function holdfast.operation_get(text);
 drop function holdfast.operation_alive(text, bigint);

@@ -155,10 +155,11 @@ comment on column holdfast.review.spent_at is 'of an approval, when it was used;
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
 create index review_standing on holdfast.review (idem_key) where spent_at is null;
 
--- Reviews with their status: a review is done if the operation has succeeded since it was opened.
+-- Reviews with their status: a review is done if the operation is a success, or for reason "policy", if it has succeeded since it
+-- was opened, because a policy may ask for a review of what is done.
 create view holdfast.review_now as
 select r.*, coalesce(r.outcome, (select 'done' from holdfast.idempotency_log g
-                                  where g.idem_key = r.idem_key and g.status = 'success' and g.updated_at >= r.opened_at), 'open') as status
+                                  where g.idem_key = r.idem_key and g.status = 'success' and (r.reason <> 'policy' or g.updated_at >= r.opened_at)), 'open') as status
   from holdfast.review r;
 
 -- Whether the lease is held, with that fence if one is given. Stable: it reads by the snapshot of the statement that read the
@@ -271,6 +272,94 @@ begin
         select key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
     end if;
     state := 'done';
+end $$;
+
+-- Begin a new operation under its lease: look, take the lease, and write the claim. status: as of lease_acquire, whose arguments
+-- these are, too; or "known": the operation has a row, which is in the answer, and nothing was taken. busy: also if a transaction
+-- has the lock. 40001 if another process was first. told: the arguments about the operation, as of operation_end: key, lock, kinds
+-- and details of the entries (JSON), fingerprint, effect_started, rollback, label, pipeline, task, dataset, operation, checksum,
+-- params_hash. The entries are chained here, as operations/log.py does it, because their fence and their time are not known before.
+create function holdfast.operation_claim(
+    told text, name text, holder text, ttl_seconds double precision, inout token uuid, inout beat uuid, reenter boolean, at_least_seconds double precision,
+    solo boolean, session_key bigint, process jsonb,
+    out status text, out fence bigint, out held_by text, out remaining double precision, out session_watch bigint,
+    out known text, out pointer text, out now double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    f text[] := string_to_array(told, chr(31), '');
+    key text := f[1];
+    at timestamptz := clock_timestamp();
+    micros text := trunc(extract(epoch from at) * 1000000)::text;
+    g holdfast.idempotency_log;
+    hash text := '';
+    body text := '';
+    number int := 0;
+    e json;
+begin
+    now := extract(epoch from at);
+    select * into g from holdfast.idempotency_log x where x.idem_key = key;
+    if found then
+        if g.status = 'partial' and exists (select from holdfast.lease l where l.name = operation_claim.name and l.token = operation_claim.token
+                                               and l.fence = g.fence) then
+            pointer := g.wal_pointer;  -- a repeated request whose first reply was lost
+        else
+            known := json_build_object(
+                'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
+                'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
+                'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
+                'expired', coalesce(g.expires_at <= at, false));
+            status := 'known'; token := null; beat := null;
+            return;
+        end if;
+    elsif not pg_try_advisory_xact_lock(f[2]::bigint) then
+        status := 'busy'; token := null; beat := null;
+        return;
+    end if;
+    select a.status, a.token, a.beat, a.fence, a.held_by, a.remaining, a.session_watch
+      into status, token, beat, fence, held_by, remaining, session_watch
+      from holdfast.lease_acquire(name, holder, ttl_seconds, token, beat, reenter, at_least_seconds, solo, session_key, process) a;
+    if fence is null or pointer is not null then
+        return;
+    end if;
+    for e in select value from json_array_elements(f[3]::json) loop
+        number := number + 1;
+        body := body || '[' || number || ',"' || (e ->> 0) || '",1,' || fence || ',' || micros || ',' || to_json(e ->> 1) || ',null],';
+        hash := encode(sha256(convert_to(
+            octet_length(key) || ':' || key || ',' || length(number::text) || ':' || number || ',' || length(e ->> 0) || ':' || (e ->> 0)
+            || ',1:1,' || length(fence::text) || ':' || fence || ',' || length(micros) || ':' || micros || ',' || octet_length(e ->> 1) || ':'
+            || (e ->> 1) || ',-,' || length(hash) || ':' || hash || ',', 'UTF8')), 'hex');
+    end loop;
+    pointer := number || ':' || hash;
+    perform holdfast.wal_ready();
+    insert into holdfast.idempotency_log
+    values (key, f[8], f[9], f[10], f[11], 'partial', null, at, at, f[12], f[13], pointer, f[4], null, 1, fence, null, null, f[7], name, f[6],
+           f[5]::boolean, 0, '["",' || body || '"' || hash || '"]')
+        on conflict do nothing;
+    if not found then
+        raise exception 'operation % was begun by another process meanwhile', quote_literal(f[7]) using errcode = '40001';
+    end if;
+end $$;
+
+-- operation_write at the end of an attempt under a lease, which is released if the end is written. 55P03, and nothing is written,
+-- while a transaction is open that the lease protects. tell: as of lease_release. again: the request is repeated; the end may be
+-- written already, and the lease be gone with it.
+create function holdfast.operation_finish(
+    key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
+    result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
+    outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text, tell boolean, again boolean,
+    out state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if again and exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer) then
+        state := 'done';
+        return;
+    end if;
+    state := holdfast.operation_write(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
+        keep, effect_started, failures, rollback, owner, token, null, outbox, label, pipeline, task, dataset, operation, checksum, params_hash);
+    if state = 'done' then
+        perform holdfast.lease_release(owner, token, false, tell);
+    end if;
 end $$;
 
 -- operation_write at the end of the transaction of the effect. The client may have sent COMMIT behind it already, so it
@@ -539,7 +628,10 @@ revoke all on function holdfast.review_open(text, text, text, text, text, text),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision) from public;
 
-revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
+revoke all on function holdfast.operation_claim(text, text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
+    holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
+        text, text, text, text, text, text, text, text, boolean, boolean),
+    holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_ready(), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
