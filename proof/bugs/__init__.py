@@ -102,6 +102,9 @@ BUGS: dict[str, Bug] = {
     "unfenced finish": Bug("C5", c5_effects.UnfencedFinish, c5_effects.finished_late, c5_effects.Runner),
     "result before effect": Bug("C5", c5_effects.ResultFirst, c5_effects.killed_half_way, c5_effects.Runner),
     "claim outside the transaction": Bug("C5", c5_effects.ClaimOutside, c5_effects.both_at_once, c5_effects.Runner),
+    "liveness asked after the log": Bug(
+        "C5", c5_effects.LivenessAskedLater, c5_effects.ended_between_two_looks, c5_effects.Runner
+    ),
     "gauge counted along": Bug("C10", c10_gauges.CountedAlong, c10_gauges.lost_meanwhile, c10_gauges.Gauges),
 }
 

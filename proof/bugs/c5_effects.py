@@ -1,4 +1,5 @@
-"""C5: implementations of an operation with two effects, with none, or with the result of another run."""
+"""C5: implementations of an operation with two effects, with none, with the result of another run, or with a refusal
+because of an owner that lives."""
 
 import threading
 from collections.abc import Callable
@@ -100,6 +101,32 @@ class ClaimOutside(Naive):
         return value
 
 
+class LivenessAskedLater(Naive):
+    """Reads the log, and asks whether the owner lives in a later statement: the owner may have ended in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner_ended = threading.Event()
+
+    def outside(self, url: str, value: str, then: Hook) -> str:
+        with psycopg.connect(url, autocommit=True) as connection:
+            owns = connection.execute("insert into naive values (%s, null, true) on conflict do nothing", [KEY])
+            if owns.rowcount:
+                connection.execute("select pg_advisory_lock(1)")
+                _effect_outside(url, value, then)()
+                connection.execute("update naive set result = %s where name = %s", [value, KEY])
+                connection.execute("select pg_advisory_unlock(1)")
+                self.owner_ended.set()
+                return value
+            row = connection.execute("select result from naive where name = %s", [KEY]).fetchone()
+            if row is not None and row[0] is not None:
+                return str(row[0])
+            assert self.owner_ended.wait(LIMIT)
+            if connection.execute("select pg_try_advisory_lock(1)").fetchone() == (True,):
+                raise holdfast.OperationFailed("its owner died", key=KEY, label=KEY, status="partial", error=None)
+        raise AssertionError("the owner has ended")
+
+
 def do(connection: Any, value: str) -> None:
     connection.execute("insert into proof_effect values (%s, %s)", [KEY, value])
 
@@ -123,6 +150,8 @@ def _record_run(testbed: Testbed, worker: str, run: Callable[[], str]) -> None:
     with Recorder(testbed.folder, worker) as record, record.invoke("run", KEY) as call, suppress(Killed):
         try:
             call.ok(result=run())
+        except holdfast.OperationFailed as error:
+            call.fail(refused=str(error), dead=error.status == "partial")
         except (holdfast.HoldfastError, psycopg.Error) as error:
             call.fail(refused=str(error))
 
@@ -177,6 +206,29 @@ def both_at_once(testbed: Testbed) -> None:
     else:
         second.result(LIMIT)
         go_on.set()
+    first.result(LIMIT)
+    second.result(LIMIT)
+
+
+def ended_between_two_looks(testbed: Testbed) -> None:
+    """A pauses in its effect until B has found it running; then A ends, and B looks again."""
+    runner, begun, go_on = _runner(testbed), threading.Event(), threading.Event()
+
+    def stop() -> None:
+        begun.set()
+        assert go_on.wait(LIMIT)
+
+    first = testbed.submit(lambda: _record_run(testbed, "a", lambda: runner.outside(testbed.url, "a", stop)))
+    assert begun.wait(LIMIT)
+    second = testbed.submit(lambda: _record_run(testbed, "b", lambda: runner.outside(testbed.url, "b", _nothing)))
+    b_has_looked = (
+        "select from pg_stat_activity where query ~ 'operation_get|result from naive' and state = 'idle' limit 1"
+    )
+    until(
+        lambda: second.done() or testbed.admin.execute(b_has_looked.encode()).fetchone() is not None,
+        what="B has looked",
+    )
+    go_on.set()
     first.result(LIMIT)
     second.result(LIMIT)
 

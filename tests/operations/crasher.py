@@ -24,17 +24,24 @@ import psycopg
 import holdfast
 from tests.children import query
 
-UNTOUCHED = ("before:operation_get=kill@1", "after:lease_acquire=kill@1")
-HALF_DONE = ("after:operation_write=kill@1", "after:operation_write=kill@2", "effect:after")
-FINISHED = ("after:operation_write=kill@3", "after:lease_release=kill@1")
-"""What an operation outside of a transaction writes, in this order: the lease, the claim, a checkpoint, the effect, the
-end, the release. A kill before a statement leaves the same as one after the statement before it."""
+UNTOUCHED = ("before:operation_claim=kill@1",)
+HALF_DONE = ("after:operation_claim=kill@1", "after:operation_write=kill@1", "effect:after")
+FINISHED = ("after:operation_finish=kill@1",)
+"""What an operation outside of a transaction writes, in this order: the lease with the claim, a checkpoint, the effect,
+the end with the release. A kill before a statement leaves the same as one after the statement before it."""
+RETRIED = (
+    "retry:before:lease_acquire=kill@1", "retry:after:lease_acquire=kill@1", "retry:after:operation_write=kill@1",
+    "retry:after:operation_write=kill@2", "retry:after:operation_write=kill@3", "retry:after:operation_finish=kill@1",
+)  # fmt: skip
+"""A retry writes the lease, a mark that it undoes the dead attempt, its claim, the checkpoint, and the end."""
 OF_BATCHES = ("operation_claim_many", "operation_finish_many", "lease_release")
 
 
 def boundaries(mode: str, url: str, policy: str) -> Iterator[str]:
     if mode == "external":
         yield from HALF_DONE
+        if policy == "rollback":
+            yield from RETRIED
         if policy == "refuse":  # elsewhere no policy is asked
             yield from (*UNTOUCHED, *FINISHED)
     elif mode == "batch":
@@ -189,12 +196,15 @@ def main(url: str, mode: str, *policies: str) -> None:
     run = {"external": external, "batch": batch, "transaction": transaction}[mode]
     learn(partial(run, url, "first", policies[0], ""))
     for policy in policies:
-        for boundary in boundaries(mode, url, policy):
-            key = f"{mode}-{policy}-{boundary}"
+        for place in boundaries(mode, url, policy):
+            key, boundary = f"{mode}-{policy}-{place}", place.removeprefix("retry:")
+            if boundary != place:
+                forked(partial(run, url, key, policy, "effect:after"))
+                release_leases(url)
             ended, _ = forked(partial(run, url, key, policy, boundary))
             release_leases(url)
             again, said = forked(partial(run, url, key, policy, ""))
-            print(json.dumps([policy, boundary, ended, again, said, effects(url, key)]), flush=True)  # noqa: T201
+            print(json.dumps([policy, place, ended, again, said, effects(url, key)]), flush=True)  # noqa: T201
             if mode == "transaction" and ended == 0:
                 break  # it has no further statement
 

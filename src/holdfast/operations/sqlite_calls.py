@@ -13,9 +13,7 @@ from holdfast.database.sqlite_calls import Rows, Run, call, changes
 from holdfast.lease.sqlite_calls import lease_acquire, lease_release, refuse_acquire
 from holdfast.operations.log import encode_entry, hash_prefix, link_entries
 
-_LEASE_ARGUMENTS = (
-    "name", "holder", "ttl", "token", "beat", "reenter", "at_least", "solo", "session_key", "process",
-)  # fmt: skip
+_LEASE_TERMS = ("holder", "ttl", "beat", "reenter", "at_least", "solo", "session_key", "process")
 _NOT_GRANTED = dict.fromkeys(("token", "beat", "fence", "held_by", "remaining", "session_watch"))
 
 
@@ -53,40 +51,49 @@ def operation_write(
     return [{"state": "done"}]
 
 
-def _not_claimable(run: Run, key: str, name: str, token: str, **parameters: Any) -> Rows:
+def _not_claimable(run: Run, key: str, name: str, token: str, **terms: Any) -> Rows:
     """The answer to a claim that changes nothing: the operation has a row, or the lease is refused."""
-    [row] = run("operation_claim.known", key=key, name=name, token=token)
-    answer = {"known": None, "pointer": None, "now": row["now"]}
-    if row["known"] is not None and not row["ours"]:
-        return [{"status": "known", **_NOT_GRANTED, **answer, "known": row["known"]}]
-    refused = refuse_acquire(run, name=name, token=token, **parameters)
-    return [{**lease, **answer, "pointer": row["pointer"]} for lease in refused]
+    rows = run("operation_claim.known", key=key, name=name, token=token)
+    answer = {"known": None, "pointer": None, "now": None}
+    for row in rows:
+        if row["known"] is not None and not row["ours"]:
+            return [{"status": "known", **_NOT_GRANTED, **answer, "known": row["known"], "now": row["now"]}]
+        answer |= {"pointer": row["pointer"], "now": row["now"]}
+    return [{**lease, **answer} for lease in refuse_acquire(run, name=name, token=token, **terms)]
 
 
 @call(answer=_not_claimable)
-def operation_claim(run: Run, key: str, claim: str, name: str, **parameters: Any) -> Rows:
-    """``claim``: kinds and details of the entries, which are chained here, where their fence and time are known."""
-    lease = {"name": name, **parameters}
-    [granted] = lease_acquire(run, **{each: lease.pop(each) for each in _LEASE_ARGUMENTS if each in lease})
-    [row] = run("operation_claim.known", key=key, name=name, token=granted["token"])
+def operation_claim(run: Run, key: str, claim: str, name: str, token: str, **terms: Any) -> Rows:
+    """``claim``: kinds and details of the entries, which are chained here, where their fence and time are known.
+    ``terms``: those of ``lease_acquire``, and columns of the log."""
+    lease = {each: terms.pop(each) for each in _LEASE_TERMS if each in terms}
+    [granted] = lease_acquire(run, name=name, token=token, **lease)
+    [row] = run("operation_claim.known", key=key, name=name, token=token)
     entries = [
         encode_entry(number, kind, 1, granted["fence"], row["now"], detail)
         for number, (kind, detail) in enumerate(json.loads(claim), 1)
     ]
     last_hash, text = link_entries(hash_prefix(key), "", entries)
     pointer = f"{len(entries)}:{last_hash}"
-    lease |= {"status": "partial", "attempt": 1, "fence": granted["fence"], "failures": 0, "owner": name}
+    terms |= {"status": "partial", "attempt": 1, "fence": granted["fence"], "failures": 0, "owner": name}
     nulls = dict.fromkeys(("result", "result_hash", "error", "keep"))
-    run("operation_write.log", key=key, pointer=pointer, entries=text, **nulls, **lease)
+    run("operation_write.log", key=key, pointer=pointer, entries=text, **nulls, **terms)
     return [{**granted, "known": None, "pointer": pointer, "now": row["now"]}]
 
 
 @call(answer=_not_writable)
 def operation_finish(
-    run: Run, owner: str, token: str, tell: bool | None = None, again: bool | None = None, **row: Any
+    run: Run,
+    number: int,
+    owner: str,
+    token: str,
+    outbox: str | None = None,
+    tell: bool | None = None,
+    again: bool | None = None,
+    **row: Any,
 ) -> Rows:
     """``operation_write``, and the lease is released."""
-    rows = operation_write(run, owner=owner, **row)
+    rows = operation_write(run, number=number, outbox=outbox, owner=owner, **row)
     lease_release(run, owner, token, tell)
     return rows
 

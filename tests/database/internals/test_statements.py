@@ -85,6 +85,8 @@ ONLY_POSTGRES_PARAMETERS = {
     "lock_list": {"keys"},
     "object_changes": {"space", "newest", "until", "after", "after_change", "listening"},
     "operation_begin": {"lock"},
+    "operation_claim": {"told"},
+    "operation_finish": {"again"},
     "operation_write": {"lock"},
     "operation_end": {"told"},
     "operation_claim_many": {"lock", *batch.CLAIM_COLUMNS},

@@ -4,7 +4,7 @@ C1   one grant a fence
 C2   the fences of a name rise
 C3   no write with an older fence after a takeover
 C4   what was acknowledged is in the database, what failed is not
-C5   every operation key has one effect and one result (if operations were run)
+C5   every operation key has one effect and one result, and no living owner is called dead (if operations were run)
 C6   acquire, renew and release of a name are linearizable
 C7   no two workers trust grants of the same lease at once (if no clock was changed)
 C8   after the faults everything can be acquired again in time

@@ -174,10 +174,11 @@ def _compare(
 
 
 def one_effect_a_key(evidence: Evidence) -> CheckVerdict:
-    """C5. Every operation key has one effect and one result, and the result is of that effect.
+    """C5. Every operation key has one effect and one result, and the result is of that effect. No run is refused as
+    left by a dead owner (``dead`` in its data) while every owner lives.
 
     Workers report results, the table of effects shows what happened. A run without an answer may have had its effect,
-    but two runs never have one each.
+    but two runs never have one each. An owner is dead when its run has no known outcome.
     """
     effects: dict[str, list[object]] = defaultdict(list)
     for row in evidence.database.effects:
@@ -197,6 +198,12 @@ def one_effect_a_key(evidence: Evidence) -> CheckVerdict:
             violations.append(f"{name!r} was acknowledged, but has no effect: {succeeded[0]}")
         if succeeded and len(values) == 1 and results != {repr(values[0])}:
             violations.append(f"{name!r} had the effect {values[0]!r}, and the result {', '.join(sorted(results))}")
+        deaths = [each.invoked for each in group if each.outcome == "unknown"]
+        violations += [
+            f"{name!r} was refused as left by a dead owner, and none had died: {refused}"
+            for refused in group
+            if refused.data.get("dead") and refused.completed < min(deaths, default=math.inf)
+        ]
     return CheckVerdict.of("C5", answered, violations)
 
 

@@ -155,11 +155,11 @@ comment on column holdfast.review.spent_at is 'of an approval, when it was used;
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
 create index review_standing on holdfast.review (idem_key) where spent_at is null;
 
--- Reviews with their status: a review is done if the operation is a success, or for reason "policy", if it has succeeded since it
--- was opened, because a policy may ask for a review of what is done.
+-- Reviews with their status: a review is done if the operation has succeeded since it was opened, or was a success by then, which a
+-- caller that was about to be refused did not see yet. Not so for reason "policy": a policy may ask for a review of a success.
 create view holdfast.review_now as
 select r.*, coalesce(r.outcome, (select 'done' from holdfast.idempotency_log g
-                                  where g.idem_key = r.idem_key and g.status = 'success' and (r.reason <> 'policy' or g.updated_at >= r.opened_at)), 'open') as status
+                                  where g.idem_key = r.idem_key and g.status = 'success' and (g.updated_at >= r.opened_at or r.reason <> 'policy' and coalesce(g.expires_at > r.opened_at, true))), 'open') as status
   from holdfast.review r;
 
 -- Whether the lease is held, with that fence if one is given. Stable: it reads by the snapshot of the statement that read the

@@ -86,7 +86,7 @@ create index holdfast_review_standing on holdfast_review (idem_key) where spent_
 
 create view holdfast_review_now as
 select r.*, coalesce(r.outcome, (select 'done' from holdfast_idempotency_log g
-                                  where g.idem_key = r.idem_key and g.status = 'success' and (r.reason <> 'policy' or g.updated_at >= r.opened_at)), 'open') as status
+                                  where g.idem_key = r.idem_key and g.status = 'success' and (g.updated_at >= r.opened_at or r.reason <> 'policy' and coalesce(g.expires_at > r.opened_at, true))), 'open') as status
   from holdfast_review r;
 
 create view holdfast_operation as
