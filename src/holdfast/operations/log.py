@@ -224,7 +224,7 @@ def encode_entry(
 ) -> EncodedEntry:  # fmt: skip
     """``at``: seconds since 1970, by the database's clock. A detail that is a str is JSON already. All parts are ASCII,
     and only the detail can contain characters to escape."""
-    text = detail if isinstance(detail, str) else _to_json(detail) if detail else "{}"
+    text = encode_detail(detail)
     hashed_head, stored_head = _encode_head(number, kind, attempt, fence)
     when = str(int(at * 1_000_000))
     hashed, stored = "-", "null"
@@ -234,6 +234,11 @@ def encode_entry(
         f"{hashed_head}{len(when)}:{when},{len(text)}:{text},{hashed},",
         f"{stored_head}{when},{encode_basestring_ascii(text)},{stored}],",
     )
+
+
+def encode_detail(detail: Mapping[str, Any] | str | None) -> str:
+    """The detail of an entry as the text that is hashed. A str is JSON already."""
+    return detail if isinstance(detail, str) else _to_json(detail) if detail else "{}"
 
 
 @lru_cache

@@ -12,6 +12,7 @@ from holdfast.keys import lock_key
 from holdfast.operations import result_codec
 from holdfast.operations.decide import LEASE_PREFIX, Key
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
+from holdfast.operations.log import encode_detail
 from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.terms import NO_CHECKS, Checks, Function, OperationTerms
 
@@ -96,9 +97,9 @@ class AsyncOperationSpec(NamedTuple):
         ]
         if has_begun:
             entries.append(("effect_started", None))
-        claim = [[kind, json.dumps(detail, separators=(",", ":")) if detail else "{}"] for kind, detail in entries]
+        claim = [part for kind, detail in entries for part in (kind, encode_detail(detail))]
         row = {
-            "key": key.digest, "lock": key.lock_key, "claim": json.dumps(claim), "fingerprint": self.fingerprint,
+            "key": key.digest, "lock": key.lock_key, "claim": "\x1e".join(claim), "fingerprint": self.fingerprint,
             "effect_started": has_begun, "rollback": self.rollback_name, "label": key.label, "pipeline": key.pipeline,
             "task": key.task, "dataset": key.dataset, "operation": key.operation, "checksum": key.checksum,
             "params_hash": key.params_hash,

@@ -6,7 +6,6 @@ PostgreSQL alone needs: ``lock`` and ``told``.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from holdfast.database.sqlite_calls import Rows, Run, call, changes
@@ -64,14 +63,15 @@ def _not_claimable(run: Run, key: str, name: str, token: str, **terms: Any) -> R
 
 @call(answer=_not_claimable)
 def operation_claim(run: Run, key: str, claim: str, name: str, token: str, **terms: Any) -> Rows:
-    """``claim``: kinds and details of the entries, which are chained here, where their fence and time are known.
+    """``claim``: kinds and details of the entries, separated, which are chained here, where fence and time are known.
     ``terms``: those of ``lease_acquire``, and columns of the log."""
     lease = {each: terms.pop(each) for each in _LEASE_TERMS if each in terms}
     [granted] = lease_acquire(run, name=name, token=token, **lease)
     [row] = run("operation_claim.known", key=key, name=name, token=token)
+    parts = claim.split("\x1e")
     entries = [
         encode_entry(number, kind, 1, granted["fence"], row["now"], detail)
-        for number, (kind, detail) in enumerate(json.loads(claim), 1)
+        for number, (kind, detail) in enumerate(zip(parts[::2], parts[1::2], strict=True), 1)
     ]
     last_hash, text = link_entries(hash_prefix(key), "", entries)
     pointer = f"{len(entries)}:{last_hash}"

@@ -277,7 +277,7 @@ end $$;
 -- Begin a new operation under its lease: look, take the lease, and write the claim. status: as of lease_acquire, whose arguments
 -- these are, too; or "known": the operation has a row, which is in the answer, and nothing was taken. busy: also if a transaction
 -- has the lock. 40001 if another process was first. told: the arguments about the operation, as of operation_end: key, lock, kinds
--- and details of the entries (JSON), fingerprint, effect_started, rollback, label, pipeline, task, dataset, operation, checksum,
+-- and details of the entries (separated by U+001E), fingerprint, effect_started, rollback, label, pipeline, task, dataset, operation, checksum,
 -- params_hash. The entries are chained here, as operations/log.py does it, because their fence and their time are not known before.
 create function holdfast.operation_claim(
     told text, name text, holder text, ttl_seconds double precision, inout token uuid, inout beat uuid, reenter boolean, at_least_seconds double precision,
@@ -288,60 +288,67 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     f text[] := string_to_array(told, chr(31), '');
-    key text := f[1];
     at timestamptz := clock_timestamp();
-    micros text := trunc(extract(epoch from at) * 1000000)::text;
-    g holdfast.idempotency_log;
+    logged text;
+    owned bigint;
+    lease record;
+    claim text[];
+    fenced text;
+    micros text;
     hash text := '';
     body text := '';
-    number int := 0;
-    e json;
+    count int;
 begin
-    now := extract(epoch from at);
-    select * into g from holdfast.idempotency_log x where x.idem_key = key;
+    now := date_part('epoch', at);
+    -- hot: a replay ends here
+    select g.status, g.fence, g.wal_pointer, json_build_object(
+               'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
+               'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
+               'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
+               'expired', coalesce(g.expires_at <= at, false))
+      into logged, owned, pointer, known from holdfast.idempotency_log g where g.idem_key = f[1];
     if found then
-        if g.status = 'partial' and exists (select from holdfast.lease l where l.name = operation_claim.name and l.token = operation_claim.token
-                                               and l.fence = g.fence) then
-            pointer := g.wal_pointer;  -- a repeated request whose first reply was lost
-        else
-            known := json_build_object(
-                'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
-                'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
-                'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-                'expired', coalesce(g.expires_at <= at, false));
-            status := 'known'; token := null; beat := null;
+        if logged = 'partial' then
+            perform from holdfast.lease l where l.name = operation_claim.name and l.token = operation_claim.token and l.fence = owned;
+        end if;
+        if logged <> 'partial' or not found then
+            status := 'known'; token := null; beat := null; pointer := null;
             return;
         end if;
+        known := null;  -- a repeated request whose first reply was lost
     elsif not pg_try_advisory_xact_lock(f[2]::bigint) then
         status := 'busy'; token := null; beat := null;
         return;
     end if;
-    select a.status, a.token, a.beat, a.fence, a.held_by, a.remaining, a.session_watch
-      into status, token, beat, fence, held_by, remaining, session_watch
-      from holdfast.lease_acquire(name, holder, ttl_seconds, token, beat, reenter, at_least_seconds, solo, session_key, process) a;
+    lease := holdfast.lease_acquire(name, holder, ttl_seconds, token, beat, reenter, at_least_seconds, solo, session_key, process);
+    status := lease.status; token := lease.token; beat := lease.beat; fence := lease.fence;
+    held_by := lease.held_by; remaining := lease.remaining; session_watch := lease.session_watch;
     if fence is null or pointer is not null then
         return;
     end if;
-    for e in select value from json_array_elements(f[3]::json) loop
-        number := number + 1;
-        body := body || '[' || number || ',"' || (e ->> 0) || '",1,' || fence || ',' || micros || ',' || to_json(e ->> 1) || ',null],';
+    claim := string_to_array(f[3], chr(30));
+    count := cardinality(claim) / 2;
+    fenced := fence::text;
+    micros := (extract(epoch from at) * 1000000)::bigint::text;
+    for number in 1..count loop  -- at most 9 entries, of ASCII
+        body := body || '[' || number || ',"' || claim[2 * number - 1] || '",1,' || fenced || ',' || micros || ','
+             || to_json(claim[2 * number]) || ',null],';
         hash := encode(sha256(convert_to(
-            octet_length(key) || ':' || key || ',' || length(number::text) || ':' || number || ',' || length(e ->> 0) || ':' || (e ->> 0)
-            || ',1:1,' || length(fence::text) || ':' || fence || ',' || length(micros) || ':' || micros || ',' || octet_length(e ->> 1) || ':'
-            || (e ->> 1) || ',-,' || length(hash) || ':' || hash || ',', 'UTF8')), 'hex');
+            length(f[1]) || ':' || f[1] || ',1:' || number || ',' || length(claim[2 * number - 1]) || ':' || claim[2 * number - 1] || ',1:1,'
+            || length(fenced) || ':' || fenced || ',' || length(micros) || ':' || micros || ','
+            || length(claim[2 * number]) || ':' || claim[2 * number] || ',-,' || length(hash) || ':' || hash || ',', 'UTF8')), 'hex');
     end loop;
-    pointer := number || ':' || hash;
+    pointer := count || ':' || hash;
     perform holdfast.wal_ready();
     insert into holdfast.idempotency_log
-    values (key, f[8], f[9], f[10], f[11], 'partial', null, at, at, f[12], f[13], pointer, f[4], null, 1, fence, null, null, f[7], name, f[6],
-           f[5]::boolean, 0, '["",' || body || '"' || hash || '"]')
-        on conflict do nothing;
+    values (f[1], f[8], f[9], f[10], f[11], 'partial', null, at, at, f[12], f[13], pointer, f[4], null, 1, fence, null, null, f[7], name, f[6],
+           f[5]::boolean, 0, concat('["",', body, '"', hash, '"]')) on conflict do nothing;
     if not found then
         raise exception 'operation % was begun by another process meanwhile', quote_literal(f[7]) using errcode = '40001';
     end if;
 end $$;
 
--- operation_write at the end of an attempt under a lease, which is released if the end is written. 55P03, and nothing is written,
+-- operation_write at the end of an attempt under a lease, which is released in any case. 55P03, and nothing is written or released,
 -- while a transaction is open that the lease protects. tell: as of lease_release. again: the request is repeated; the end may be
 -- written already, and the lease be gone with it.
 create function holdfast.operation_finish(
@@ -355,11 +362,14 @@ begin
         state := 'done';
         return;
     end if;
-    state := holdfast.operation_write(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
-        keep, effect_started, failures, rollback, owner, token, null, outbox, label, pipeline, task, dataset, operation, checksum, params_hash);
-    if state = 'done' then
-        perform holdfast.lease_release(owner, token, false, tell);
+    -- The release locks the lease, so no other check of the token is needed.
+    if not exists (select from holdfast.lease l join holdfast.beat b on b.id = l.beat
+                    where l.name = owner and l.token = operation_finish.token and not b.dead and b.expires_at > clock_timestamp())
+       or not holdfast.lease_release(owner, token, false, tell) then
+        perform holdfast.fenced_out(owner);
     end if;
+    state := holdfast.operation_write(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
+        keep, effect_started, failures, rollback, owner, null, null, outbox, label, pipeline, task, dataset, operation, checksum, params_hash);
 end $$;
 
 -- operation_write at the end of the transaction of the effect. The client may have sent COMMIT behind it already, so it
