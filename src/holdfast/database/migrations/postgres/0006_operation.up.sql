@@ -390,13 +390,14 @@ begin
     end if;
     if f[4] is null and f[19] is null and f[26] is null then
         -- hot: new and without events, as nearly all are; see bench operation. The check of wal_ready() is inlined.
-        place := nextval('holdfast.place');
         perform from holdfast.meta m, holdfast.space s
-          where place >= (date_part('epoch', at) - 1767225600) * 1000000 - 1000000
-            and pg_sequence_last_value('holdfast.raised_for')
+          where pg_sequence_last_value('holdfast.raised_for')
                 = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
             and s.copy = hash_record_extended(row(pg_relation_filepath('holdfast.raised_for'), m.xmin), 0);
-        if not found then
+        if found then
+            place := nextval('holdfast.place');
+        end if;
+        if place is null or place < (date_part('epoch', at) - 1767225600) * 1000000 - 1000000 then
             perform holdfast.wal_ready();
             place := nextval('holdfast.place');
         end if;
