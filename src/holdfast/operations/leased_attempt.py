@@ -51,7 +51,7 @@ from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.operation")
 
-CHANGED, LOCKED = "40001", "55P03"
+LOCKED = "55P03"
 RELEASE_TIMEOUT = 5.0
 """Seconds that a finished operation waits for the release of its lease, which would expire anyway."""
 
@@ -182,10 +182,6 @@ class LeasedAttempt(Attempt):
             refusal = handle._ask(grants)
             if refusal is None:
                 self.grant = grants[0]
-        except Refused as error:
-            if error.sqlstate != CHANGED:
-                raise
-            return None
         except BaseException:
             if grants:
                 grants[0]._abandon()

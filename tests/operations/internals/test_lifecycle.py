@@ -67,3 +67,28 @@ def test_everything_comes_in_its_order_and_is_told_when_the_lock_is_free(either:
         held = json.loads(entries[-1].detail)["held"]
         assert (entries[-2].at - entries[0].at) / 1e6 <= held <= took, "from the lock to its release"
         assert [each.type for each in client.relays.events(subject)] == ["START", "COMPLETE"]
+
+
+def test_outside_of_a_transaction_it_is_two_statements(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay is one. After replays a new operation is looked up first."""
+    calls: list[str] = []
+    with holdfast.Client(either) as client:
+        call = client._engine.call
+
+        def counted(statement: str, *given: Any, **more: Any) -> Any:
+            calls.append(statement)
+            return call(statement, *given, **more)
+
+        monkeypatch.setattr(client._engine, "call", counted)
+        for subject, expected in (
+            ("a", ["operation_claim", "operation_finish"]),
+            ("b", ["operation_claim", "operation_finish"]),
+            ("a", ["operation_claim"]),
+            ("b", ["operation_get"]),
+            ("c", ["operation_get", "operation_claim", "operation_finish"]),
+            ("d", ["operation_claim", "operation_finish"]),
+        ):
+            calls.clear()
+            client.operation(subject).run(int)
+            assert calls == expected
+        assert client.leases.list() == []

@@ -276,7 +276,7 @@ end $$;
 
 -- Begin a new operation under its lease: look, take the lease, and write the claim. status: as of lease_acquire, whose arguments
 -- these are, too; or "known": the operation has a row, which is in the answer, and nothing was taken. busy: also if a transaction
--- has the lock. 40001 if another process was first. told: the arguments about the operation, as of operation_end: key, lock, kinds
+-- has the lock. 40001, and it is sent again, if another process was first. told: the arguments about the operation, as of operation_end: key, lock, kinds
 -- and details of the entries (separated by U+001E), fingerprint, effect_started, rollback, label, pipeline, task, dataset, operation, checksum,
 -- params_hash. The entries are chained here, as operations/log.py does it, because their fence and their time are not known before.
 create function holdfast.operation_claim(
