@@ -15,7 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import aims, costs, gateway, lock_handover, locks, objects, operations, processes, reconciler, unheard
+from bench import aims, costs, gateway, load, lock_handover, locks, objects, operations, processes, reconciler, unheard
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -44,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         unheard.unheard,
         reconciler.sweep,
         gateway.gateway,
+        load.load,
     )
 }
 FAMILIES = {
@@ -117,6 +118,10 @@ def main() -> int:
         "--quick", action="store_true", help="few rounds on shared servers, only to see that the benchmarks run"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--beside", type=Path, metavar="CHECKOUT", help="load: measure another checkout in the same run"
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="load: draw throughput over callers, as SVG")
     arguments = parser.parse_args()
     names = [each for name in arguments.names for each in FAMILIES.get(name, [name])]
     if unknown := [name for name in names if name not in BENCHMARKS]:
@@ -125,10 +130,11 @@ def main() -> int:
     core = None if arguments.quick else pin()
     results: list[Result] = []
     with ExitStack() as kept:
-        shared = kept.enter_context(Place(Effort(quick=True))) if arguments.quick else None
+        options = {"beside": arguments.beside, "picture": arguments.picture}
+        shared = kept.enter_context(Place(Effort(quick=True), **options)) if arguments.quick else None
         for name in names or BENCHMARKS:
             print(f"{name}: {BENCHMARKS[name].__doc__}", file=sys.stderr, flush=True)
-            with nullcontext(shared) if shared else Place(Effort(quick=False)) as place:
+            with nullcontext(shared) if shared else Place(Effort(quick=False), **options) as place:
                 results += BENCHMARKS[name](place)
     about = machine(core)
     if arguments.json:

@@ -9,12 +9,14 @@ from bench.measure import Result
 
 
 class Aim(NamedTuple):
-    """``variant`` takes at most ``most`` times as long as ``than``, or as the first variant if ``than`` is None."""
+    """``variant`` takes at most ``most`` times as long as ``than``, or as the first variant if ``than`` is None; of a
+    rate, it is at least ``least`` times as high."""
 
     benchmark: str
     variant: str
-    most: float
+    most: float | None = None
     than: str | None = None
+    least: float | None = None
 
 
 class Verdict(NamedTuple):
@@ -23,20 +25,23 @@ class Verdict(NamedTuple):
 
     @property
     def met(self) -> bool:
-        return self.ratio <= self.aim.most
+        least, most = self.aim.least, self.aim.most
+        return (least is None or self.ratio >= least) and (most is None or self.ratio <= most)
 
     def __str__(self) -> str:
         aim = self.aim
         against = f", against {aim.than}" if aim.than else ""
         return (
             f"{'met   ' if self.met else 'MISSED'}  {aim.benchmark}: {aim.variant}{against}: "
-            f"{self.ratio:.3g}, at most {aim.most:.3g}"
+            f"{self.ratio:.3g}, {f'at least {aim.least:.3g}' if aim.most is None else f'at most {aim.most:.3g}'}"
         )
 
 
 WITHIN, ONCE = "operation(key, tx=conn).run(…)", "operation(key).run(…)"
 UNHEARD = "the part of it for telemetry without a listener"
 PAIR, ASYNC_PAIR = "with client.lock(name)", "async with client.lock(name)"
+
+MANY, MOST = "tasks, 32 callers", "tasks, 128 callers"
 
 AIMS = (
     Aim("lock pair", PAIR, 1.25),
@@ -54,6 +59,22 @@ AIMS = (
     Aim("operation, fsync on", WITHIN, 1.25),
     Aim("replayed", ONCE, 1 / 5, "DBOS workflow, run before"),
     Aim("unheard", UNHEARD, 0.02),
+    *(
+        Aim(f"load, {what}, fsync on", MANY, least=least)
+        for what, least in (("lease pairs", 6), ("external operations", 3), ("put_if", 3))
+    ),
+    Aim("load, lease pairs, fsync on", MANY, than="redis.asyncio, 32 callers", least=1.0),
+    Aim("load, hooks, fsync on", "replica, 32 callers", least=2),
+    *(
+        Aim(f"load, {what}, fsync on", MOST, than=MANY, least=1.0)
+        for what in ("lease pairs", "external operations", "put_if")
+    ),
+    Aim("load, hooks, fsync on", "replica, 128 callers", than="replica, 32 callers", least=1.0),
+    *(
+        Aim(f"load, {what}, fsync on", f"{who}, 1 caller: p99", 1.3, f"{who}, beside, 1 caller: p99")
+        for what in ("lease pairs", "external operations", "put_if")
+        for who in ("tasks", "threads")
+    ),
 )
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -38,9 +38,10 @@ Asked = tuple[str, str, str, Any]
 def gateway(place: Place) -> list[Result]:
     """Reads and writes of hooks and sandboxes by 1, 8 and 32 clients, on one and three replicas; the lock's share."""
     clients, fleets, seconds = ((1, 2), (1,), 0.1) if place.effort.quick else (CLIENTS, REPLICAS, SECONDS)
-    rounds: dict[tuple[str, int, int], _Round] = {}
-    crowded: dict[int, _Round] = {}
-    with unpinned(), _Fleet(place) as fleet, _Load(seconds) as load:
+    rounds: dict[tuple[str, int, int], Round] = {}
+    crowded: dict[int, Round] = {}
+    url = place.postgres_url(place.durable)
+    with unpinned(), Fleet(place.folder, url) as fleet, HttpClients(seconds) as load:
         fleet.grow(fleets[0])
         fleet.make_sandboxes(max(clients))
         for replicas in fleets:
@@ -53,7 +54,7 @@ def gateway(place: Place) -> list[Result]:
     return [*_table(rounds), *_shares(rounds, crowded, clients[1])]
 
 
-class _Round(NamedTuple):
+class Round(NamedTuple):
     """What all clients measured of one kind of request."""
 
     seconds: float
@@ -69,7 +70,7 @@ class _Round(NamedTuple):
         }
 
 
-def _table(rounds: dict[tuple[str, int, int], _Round]) -> Iterator[Result]:
+def _table(rounds: dict[tuple[str, int, int], Round]) -> Iterator[Result]:
     """The ratio is to the same figure with one client and one replica."""
     for what, request in ASKED.items():
         base: dict[str, float] = {}
@@ -79,7 +80,7 @@ def _table(rounds: dict[tuple[str, int, int], _Round]) -> Iterator[Result]:
                 yield Result(f"gateway, {request}", who, value, unit, value / base.setdefault(figure, value))
 
 
-def _shares(rounds: dict[tuple[str, int, int], _Round], crowded: dict[int, _Round], crowd: int) -> Iterator[Result]:
+def _shares(rounds: dict[tuple[str, int, int], Round], crowded: dict[int, Round], crowd: int) -> Iterator[Result]:
     """Where the time of a hook goes. Means, because the means of the parts add up to the mean of the whole."""
     seen = {
         f"{_of(replicas, 'replica')}, {_of(count, 'client')}": samples
@@ -99,11 +100,11 @@ def _of(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-class _Fleet:
+class Fleet:
     """Replicas on one database with one driver, which ends its sandboxes when it ends."""
 
-    def __init__(self, place: Place) -> None:
-        self._folder, self._url = place.folder, place.postgres_url(place.durable)
+    def __init__(self, folder: Path, url: str, environment: Mapping[str, str] = os.environ) -> None:
+        self._folder, self._environment = folder, {**environment, "HOLDFAST_URL": url}
         self._at_end = ExitStack()
         self._addresses: list[str] = []
 
@@ -150,13 +151,13 @@ class _Fleet:
 
     def _started(self, name: str, *words: str) -> str:
         """Start a process and return the address that it listens on."""
-        return self._at_end.enter_context(_serving(name, self._folder, self._url, words))
+        return self._at_end.enter_context(_serving(name, self._folder, self._environment, words))
 
 
 @contextmanager
-def _serving(name: str, folder: Path, url: str, words: tuple[str, ...]) -> Iterator[str]:
+def _serving(name: str, folder: Path, environment: Mapping[str, str], words: tuple[str, ...]) -> Iterator[str]:
     log = folder / f"{name}.log"
-    environment = {**os.environ, "HOLDFAST_URL": url, "HOLDFAST_REPLICA_ID": name}
+    environment = {**environment, "HOLDFAST_REPLICA_ID": name}
     with log.open("ab") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
@@ -177,14 +178,14 @@ def _serving(name: str, folder: Path, url: str, words: tuple[str, ...]) -> Itera
             process.communicate()
 
 
-class _Load:
+class HttpClients:
     """The process that runs all clients."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "bench.load"]
+        command = [sys.executable, "-m", "bench.http_clients"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
@@ -194,7 +195,7 @@ class _Load:
         self._process.kill()
         self._process.communicate()
 
-    def run(self, clients: list[Asked]) -> _Round:
+    def run(self, clients: list[Asked]) -> Round:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -204,4 +205,4 @@ class _Load:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the client process failed:\n{self._process.stderr.read()}")
-        return _Round(**json.loads(line))
+        return Round(**json.loads(line))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
+import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,8 +28,12 @@ Kept = TypeVar("Kept", bound=Closeable)
 
 
 class Place:
-    def __init__(self, effort: Effort) -> None:
+    def __init__(self, effort: Effort, *, beside: Path | None = None, picture: Path | None = None) -> None:
         self.effort = effort
+        self.beside = beside
+        """Another checkout to measure in the same run, where a benchmark can."""
+        self.picture = picture
+        """Where to draw what a benchmark has a picture of."""
         self._at_end = ExitStack()
         self.grants: list[object] = []
         """Grants to hold until the end."""
@@ -55,6 +61,20 @@ class Place:
         folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
         server_user().own(folder)
         return self._at_end.enter_context(Postgres.create(folder / "server", durable=True))
+
+    @cached_property
+    def slow(self) -> Postgres | None:
+        """With fsync, and every flush takes at least 2 ms. None without a C compiler."""
+        compiler = shutil.which("cc")
+        if compiler is None:
+            return None
+        folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
+        library, source = folder / "slow_disk.so", Path(__file__).with_name("slow_disk.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O", "-o", library, source, "-ldl"], check=True)
+        for path in (folder, library):
+            server_user().own(path)
+        environment = {"LD_PRELOAD": str(library)}
+        return self._at_end.enter_context(Postgres.create(folder / "server", durable=True, environment=environment))
 
     def postgres_url(self, server: Postgres | None = None, *, history: bool = True) -> str:
         """A fresh, migrated database; with ``history=False``, releases write no history row."""

@@ -44,30 +44,37 @@ def others(place: Place, url: str) -> list[tuple[str, Run]]:
     return variants
 
 
-def _redis(place: Place, url: str) -> Run | None:
+def redis_port(place: Place) -> int | None:
+    """The port of a new server without persistence; None when there is no program for it."""
     program = shutil.which("redis-server")
     if program is None:
         return None
-    import redis
-
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
+        port: int = chosen.getsockname()[1]
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     server = subprocess.Popen([program, *options, "--dir", str(place.folder)], stdout=subprocess.DEVNULL)
     place.at_end(server.wait)
     place.at_end(server.kill)
-    client: Any = redis.Redis(port=port)
-    place.at_end(client.close)
     until = time.monotonic() + 10
     while True:
         try:
-            client.ping()
-            break
-        except redis.ConnectionError:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return port
+        except ConnectionRefusedError:
             if time.monotonic() > until:
                 raise
             time.sleep(0.01)
+
+
+def _redis(place: Place, url: str) -> Run | None:
+    port = redis_port(place)
+    if port is None:
+        return None
+    import redis
+
+    client: Any = redis.Redis(port=port)
+    place.at_end(client.close)
 
     def run(times: int) -> None:
         for _ in range(times):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.aims import ASYNC_PAIR, PAIR, judge
+from bench.aims import ASYNC_PAIR, MANY, MOST, PAIR, judge
+from bench.load import CALLS
 from bench.measure import Result
 from tests.children import HANG
 
@@ -51,6 +54,34 @@ def test_quick_benchmarks_measure_every_variant_against_the_first(tables: dict[s
     by_benchmark = {each["benchmark"]: each for each in reversed(found)}
     assert by_benchmark.keys() >= {*tables.values()}
     assert all(first["ratio"] == 1.0 for first in by_benchmark.values())
+
+
+def test_the_load_is_measured_and_drawn(tmp_path: Path) -> None:
+    """Beside another checkout: here the same one."""
+    picture = tmp_path / "load.svg"
+    done = bench("--quick", "--json", "load", "--beside", str(ROOT), "--picture", str(picture))
+    assert done.returncode == 0, done.stderr
+    rates = {(each["benchmark"], each["variant"]): each["value"] for each in json.loads(done.stdout)["results"]}
+    stores = ["fsync on", "SQLite", *(["flush in 2 ms"] if shutil.which("cc") else [])]
+    tables = {f"load, {what}, {store}": "threads" for store in stores for what in CALLS[:-1]}
+    for table, who in {**tables, "load, hooks, fsync on": "replica"}.items():
+        for variant in (f"{who}, 1 caller", f"{who}, beside, 1 caller", f"{who}, 1 caller: p99"):
+            assert rates[table, variant] > 0
+    root = ET.parse(picture).getroot()
+    assert len(root.findall("{*}path[@class='line']")) >= 7 * len(stores)
+
+
+def test_rates_are_judged_by_their_aims() -> None:
+    """A rate has to be high, a time low."""
+    table = "load, lease pairs, fsync on"
+    ratios = {MANY: 6.5, MOST: 6.2, "redis.asyncio, 32 callers": 4.0}
+    verdicts = judge([Result(table, name, ratio * 1000, "/s", ratio) for name, ratio in ratios.items()])
+    assert [(each.aim.variant, each.aim.than, each.met) for each in verdicts] == [
+        (MANY, None, True),
+        (MANY, "redis.asyncio, 32 callers", True),
+        (MOST, MANY, False),
+    ]
+    assert str(verdicts[0]) == f"met     {table}: tasks, 32 callers: 6.5, at least 6"
 
 
 def test_figures_are_judged_by_their_aims() -> None:
