@@ -21,6 +21,7 @@ from holdfast.testing.resource import Resource
 from proof.bugs import (
     c1_c2_fences,
     c3_stale_writes,
+    c4_c9_batches,
     c5_effects,
     c6_forked_connection,
     c7_c9_locks,
@@ -89,6 +90,15 @@ BUGS: dict[str, Bug] = {
     "lock for a transaction": Bug("C7", c7_c9_locks.ForATransaction, c7_c9_locks.committed_inside, c7_c9_locks.Locker),
     "lock bound to the application's session": Bug(
         "C9", c7_c9_locks.BoundToASession, c7_c9_locks.committed_inside, c7_c9_locks.Locker
+    ),
+    "a neighbour's refusal is lost": Bug(
+        "C4", c4_c9_batches.RefusalLost, c4_c9_batches.refused_among_others, c4_c9_batches.Batches
+    ),
+    "sent twice, happened twice": Bug(
+        "C4", c4_c9_batches.SentTwice, c4_c9_batches.lost_after_the_commit, c4_c9_batches.Batches
+    ),
+    "a cancelled call's grant is kept": Bug(
+        "C9", c4_c9_batches.GrantKept, c4_c9_batches.cancelled_among_others, c4_c9_batches.Batches
     ),
     "slot claimed by reading, then writing": Bug(
         "C7", c7_recipes.ReadThenWrite, c7_recipes.claimed_in_between, c7_recipes.Recipes
