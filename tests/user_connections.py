@@ -21,6 +21,7 @@ from sqlalchemy.ext import asyncio as sa_asyncio
 from sqlalchemy.pool import NullPool
 
 import holdfast
+from holdfast.database.connections.sqlalchemy import subject_of
 from tests.conftest import fresh
 
 
@@ -103,8 +104,14 @@ class Subject:
     async def rollback(self) -> None:
         if not self.begin_with:
             await settled(self.connection.rollback())
-        elif self.connection.in_transaction:
+        elif self.in_transaction():
             await self.run("rollback")
+
+    def in_transaction(self) -> bool:
+        if isinstance(self.connection, psycopg.Connection | psycopg.AsyncConnection):
+            return self.connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        value = subject_of(self.connection).in_transaction
+        return bool(value() if callable(value) else value)
 
     def rows(self) -> list[str]:
         return [row[0] for row in ask(self.url, f"select what from {self.table} order by 1")]
@@ -164,11 +171,14 @@ def _async_scoped(engine: Any) -> Any:
 POSTGRES: dict[str, Callable[[str], AbstractAsyncContextManager[Opened]]] = {
     "psycopg": lambda url: _plain(psycopg.connect(url)),
     "psycopg-async": lambda url: _plain(psycopg.AsyncConnection.connect(url)),
+    "psycopg-autocommit": lambda url: _plain(psycopg.connect(url, autocommit=True)),
+    "psycopg-autocommit-async": lambda url: _plain(psycopg.AsyncConnection.connect(url, autocommit=True)),
 }
 SQLITE: dict[str, Callable[[str], AbstractAsyncContextManager[Opened]]] = {
     "sqlite3": _sqlite3,
     "sqlite3-async": lambda url: _sqlite3(url),
     "sqlite3-manual": lambda url: _sqlite3(url, isolation_level=None),
+    "sqlite3-manual-async": lambda url: _sqlite3(url, isolation_level=None),
 }
 if hasattr(sqlite3, "LEGACY_TRANSACTION_CONTROL"):
     SQLITE["sqlite3-autocommit-off"] = lambda url: _sqlite3(url, autocommit=False)
@@ -191,6 +201,8 @@ ALCHEMY_SQLITE: dict[str, Callable[[str], AbstractAsyncContextManager[Opened]]] 
     "connection-pysqlite": _over("pysqlite", lambda engine: engine.connect()),
     "session-aiosqlite-async": _over("aiosqlite", sa_asyncio.AsyncSession),
 }
+_MODES = ("psycopg-autocommit", "sqlite3-manual", "sqlite3-autocommit-on")
+AUTOCOMMIT = [kind for kind in [*POSTGRES, *SQLITE] if kind.startswith(_MODES)]
 _ALL = POSTGRES | SQLITE | ALCHEMY | ALCHEMY_SQLITE
 
 
@@ -202,7 +214,7 @@ async def subject(kind: str, url: str) -> AsyncIterator[Subject]:
         other.leases.list()  # SQLite creates its tables now
         try:
             async with _ALL[kind](url) as (connection, sql):
-                begin_with = "begin" if kind in ("sqlite3-manual", "sqlite3-autocommit-on") else None
+                begin_with = "begin" if kind in AUTOCOMMIT else None
                 yield Subject(url, client, connection, sql, other, begin_with, table=make_table(url))
         finally:
             await settled(client.close())

@@ -37,7 +37,7 @@ class Runner(Holdfast):
 
     def within(self, url: str, value: str, then: Hook) -> str:
         """The effect is in the transaction of the operation."""
-        with holdfast.Client(url) as client, psycopg.connect(url) as connection:
+        with holdfast.Client(url) as client, psycopg.connect(url, autocommit=True) as connection:
 
             def effect() -> str:
                 do(connection, value)

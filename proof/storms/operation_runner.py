@@ -41,10 +41,10 @@ class TooLate(Exception):
 @contextmanager
 def connected(url: str) -> Iterator[Any]:
     if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=20)) as file:
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=20, isolation_level=None)) as file:
             yield file
     else:
-        with psycopg.connect(url) as connection:
+        with psycopg.connect(url, autocommit=True) as connection:
             yield connection
 
 

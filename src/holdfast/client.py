@@ -245,10 +245,11 @@ class Client:
         ``tx``: a connection. The claim, what the function writes and the result are one transaction: exactly once.
         Without it the effect is elsewhere: at most one live attempt, under a lease of ``ttl`` seconds. After a crash
         ``on_partial`` decides: ``rollback`` (a function, or the name of a registered one) undoes the attempt,
-        ``verify`` says whether it is done, or it is refused. ``join``: whether a transaction has to be open on ``tx``,
-        of which the operation becomes a part: True or False, ValueError otherwise; None: either. ``on_lost``: what
-        happens when the lease is lost: "flag" (``op.lost``), "cancel" (asyncio: the function is cancelled, and the loss
-        raised), "exit" (this process ends), or a callable, which is called with ``op``.
+        ``verify`` says whether it is done, or it is refused. ``join``: whether the operation has to become a part of
+        the caller's transaction on ``tx``: True, or False, ValueError otherwise; None: it does unless ``tx`` is in
+        autocommit mode with no transaction open. ``on_lost``: what happens when the lease is lost: "flag"
+        (``op.lost``), "cancel" (asyncio: the function is cancelled, and the loss raised), "exit" (this process ends),
+        or a callable, which is called with ``op``.
 
         ``payload``: must be the same in every retry, otherwise KeyReused. ``when_locked``: what to do while another
         attempt runs: "wait" or "backoff" for its result (``timeout`` seconds at most), "skip", "fail", "escalate".

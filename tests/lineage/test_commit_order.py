@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.errors import SerializationFailure
+from sqlalchemy import orm
 from sqlalchemy.pool import NullPool
 
 import holdfast
@@ -41,7 +42,9 @@ class Interleaved:
         engine = sqlalchemy.create_engine(url.replace("://", "+psycopg://", 1), poolclass=NullPool)
         sqlalchemy.event.listen(engine, "commit", lambda connection: self.some())  # it is about to be sent
         self.others: list[Any] = [
-            stack.enter_context(engine.connect().execution_options(isolation_level=level.name.replace("_", " ")))
+            stack.enter_context(
+                orm.Session(engine.execution_options(isolation_level=level.name.replace("_", " ")), autobegin=False)
+            )
             for level in LEVELS
         ]
         self.open: list[tuple[Any, list[tuple[str, str]]]] = []
@@ -126,9 +129,11 @@ class Interleaved:
             return
         mine = line.pop(self.chance.randrange(len(line)))
         if isinstance(mine, psycopg.Connection):
-            mine.isolation_level = self.chance.choice(LEVELS)
+            mine.isolation_level, mine.autocommit = self.chance.choice(LEVELS), True
         label, operation = self.operation(tx=mine)
         self.committed += self.run(mine, label, operation, fails=self.chance.random() < 0.2)
+        if isinstance(mine, psycopg.Connection):
+            mine.autocommit = False
         line.append(mine)
 
     def run(self, mine: Any, label: str, operation: Any, *, fails: bool) -> list[tuple[str, str]]:
@@ -190,7 +195,7 @@ def test_on_sqlite_the_one_who_writes_is_the_one_who_commits_next(sqlite_url: st
     with (
         holdfast.Client(sqlite_url) as client,
         closing(sqlite3.connect(path, timeout=0)) as first,
-        closing(sqlite3.connect(path, timeout=0)) as second,
+        closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as second,
     ):
         relay = client.relay("r", sink)
         relay.step()

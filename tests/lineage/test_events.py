@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
+from sqlalchemy import orm
 from sqlalchemy.pool import NullPool
 
 import holdfast
@@ -53,7 +54,7 @@ def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(e
 
 def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: str) -> None:
     sink = RecordingSink()
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
         client.operation(key("a", 1), tx=mine).run(lambda op: op.emit("done", 1))
         with pytest.raises(ValueError, match="broken"):
             client.operation(key("a", 2), tx=mine).run(emitting("lost", error=ValueError("broken")))
@@ -77,7 +78,11 @@ def test_what_its_commit_was_refused_for_is_told_as_failed_alone(postgres_url: s
         sqlalchemy.create_engine(postgres_url.replace("://", "+psycopg://", 1), poolclass=NullPool),
     )
     query(postgres_url, "create table work (what int unique deferrable initially deferred)")
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine, engine.connect() as other:
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url, autocommit=True) as mine,
+        orm.Session(engine, autobegin=False) as other,
+    ):
         insert = "insert into work values (1), (1)"
         for connection, sql in ((mine, insert.encode()), (other, sqlalchemy.text(insert))):
             with pytest.raises(Exception, match="duplicate key"):
@@ -276,7 +281,7 @@ def test_per_dataset_the_order_is_that_of_the_commits_whoever_is_older(postgres_
         holdfast.Client(postgres_url) as client,
         psycopg.connect(postgres_url) as old,
         psycopg.connect(postgres_url) as slow,
-        psycopg.connect(postgres_url) as quick,
+        psycopg.connect(postgres_url, autocommit=True) as quick,
     ):
         old.isolation_level = psycopg.IsolationLevel[level]
         old.execute("select pg_current_xact_id()")

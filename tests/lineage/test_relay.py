@@ -131,7 +131,7 @@ def test_after_a_restore_what_was_not_told_is_told_and_nothing_else() -> None:
     if not (target.binaries.folder / "pg_dump").exists():
         pytest.skip("no pg_dump beside the server")
     url = migrated(source.database())
-    with holdfast.Client(url) as client, psycopg.connect(url) as mine:
+    with holdfast.Client(url) as client, psycopg.connect(url, autocommit=True) as mine:
         client.operation("early", tx=mine).run(lambda: 1)
         change(url, "update {wal} set place = 1000")
         client.relay("r", sink).step()

@@ -112,12 +112,12 @@ def transaction(url: str, key: str, policy: str, boundary: str) -> Any:
     with holdfast.Client(url) as client:
         if url.startswith("sqlite"):
             client.operations.list()  # makes the tables
-            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as file:
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60, isolation_level=None)) as file:
                 if boundary:
                     file.set_trace_callback(nth(int(boundary.rpartition(":")[2])))
                 effect = lambda: file.execute("insert into effect values (?)", (key,)).close()  # noqa: E731
                 return client.operation(key, tx=file).run(effect).status
-        with psycopg.connect(url) as connection:
+        with psycopg.connect(url, autocommit=True) as connection:
             arm(connection, boundary)
             effect = lambda: connection.execute("insert into effect values (%s)", [key]).close()  # noqa: E731
             return client.operation(key, tx=connection).run(effect).status

@@ -252,8 +252,8 @@ def test_a_batch_and_a_transaction_exclude_each_other(postgres_url: str) -> None
 
     with (
         holdfast.Client(postgres_url) as client,
-        psycopg.connect(postgres_url) as mine,
-        psycopg.connect(postgres_url) as theirs,
+        psycopg.connect(postgres_url, autocommit=True) as mine,
+        psycopg.connect(postgres_url, autocommit=True) as theirs,
         ThreadPoolExecutor(1) as pool,
     ):
         first = pool.submit(lambda: client.operation(keys[0], tx=mine).run(effect))

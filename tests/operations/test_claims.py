@@ -87,8 +87,8 @@ def test_a_key_whose_shards_were_changed_is_the_same_key(postgres_url: str) -> N
     assert (old, old.lock_key == new.lock_key) == (new, False)
     with (
         holdfast.Client(postgres_url) as client,
-        psycopg.connect(postgres_url) as mine,
-        psycopg.connect(postgres_url) as theirs,
+        psycopg.connect(postgres_url, autocommit=True) as mine,
+        psycopg.connect(postgres_url, autocommit=True) as theirs,
     ):
 
         def work(connection: Any, what: str) -> str:

@@ -65,9 +65,9 @@ def test_what_always_takes_too_long_is_not_tried_for_ever(postgres_url: str) -> 
 
         def tried(function: Any, joins: bool, *errors: type[Exception]) -> None:
             for error in errors:
-                with psycopg.connect(postgres_url) as mine:
+                with psycopg.connect(postgres_url, autocommit=True) as mine:
                     if joins:
-                        mine.execute("select 1")
+                        mine.execute("begin")
                     operation = client.operation(name, tx=mine, retry=holdfast.Retry(attempts=2, remember=[Exception]))
                     with pytest.raises(error):
                         operation.run(function, mine)

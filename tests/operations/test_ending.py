@@ -50,10 +50,13 @@ def test_a_function_that_commits_by_itself_is_found_out(postgres_url: str) -> No
                 for end in (mine.commit, mine.rollback):
                     with pytest.raises(psycopg.ProgrammingError, match="forbidden within a Transaction"):
                         client.operation(key(), tx=mine).run(end)
+                    mine.rollback()
                 for sql in (b"commit", b"rollback"):
                     with pytest.raises(psycopg.Error, match=r"the transaction in which .* began has ended"):
                         client.operation(key(), tx=mine).run(lambda sql=sql, mine=mine: mine.execute(sql).close())
-                assert client.operation(key(), tx=mine).run(lambda: 1).result == 1
+                    mine.rollback()
+                assert client.operation(key(), tx=mine).run(lambda: 1).committed == autocommit
+                mine.commit()
                 assert mine.info.transaction_status.name == "IDLE"
 
 
@@ -140,6 +143,7 @@ def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(
                     client.operation(f"{again}", tx=mine).run(effect, again)
                 assert not mine.in_transaction
             client.operation("well", tx=mine).run(lambda: mine.execute("insert into work values (3)").close())
+            mine.commit()
             mine.execute("begin")
             mine.execute("insert into work values (4)")
             with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):

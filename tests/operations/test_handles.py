@@ -213,7 +213,7 @@ def test_usage_and_execute_are_enough(postgres_url: str) -> None:
     ):  # fmt: skip
         query(postgres_url, sql)
     url = postgres_url.replace("//postgres@", f"//{role}@")
-    with holdfast.Client(url) as client, psycopg.connect(url) as mine:
+    with holdfast.Client(url) as client, psycopg.connect(url, autocommit=True) as mine:
         assert client.operation("a", tx=mine).run(lambda: 1).result == 1
         assert client.operation("b").run(lambda: 2).result == 2
         leave_half_done(url, "c")

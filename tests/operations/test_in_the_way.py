@@ -41,8 +41,10 @@ async def test_it_waits_for_an_external_one_with_the_same_lock(kind: str, tmp_pa
         assert each.rows() == []
 
 
+@pytest.mark.parametrize("own", [0, 1, 2])
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
-def test_the_second_one_waits_and_replays_at_every_isolation_level(postgres_url: str, level: str) -> None:
+def test_the_second_one_waits_and_replays_at_every_isolation_level(postgres_url: str, level: str, own: int) -> None:
+    """``own``: which of the two begins a transaction of its own. The other is the first statement of the caller's."""
     ask(postgres_url, "create table work (what int)")
     begun, go_on, waits = threading.Event(), threading.Event(), threading.Event()
 
@@ -54,7 +56,7 @@ def test_the_second_one_waits_and_replays_at_every_isolation_level(postgres_url:
     with holdfast.Client(postgres_url, policy=rule) as client, ThreadPoolExecutor(2) as pool:
 
         def run(number: int) -> Any:
-            with psycopg.connect(postgres_url) as mine:
+            with psycopg.connect(postgres_url, autocommit=number == own) as mine:
                 mine.isolation_level = psycopg.IsolationLevel[level]
 
                 def effect() -> int:
@@ -79,7 +81,7 @@ def test_serialization_failures_are_tried_again_and_never_remembered(postgres_ur
     """Two transactions that read what the other writes: one is refused when it commits, and runs once more."""
     ask(postgres_url, "create table work (what int)")
     calls = []
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
         mine.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
 
         def effect() -> int:
@@ -100,13 +102,17 @@ def test_serialization_failures_are_tried_again_and_never_remembered(postgres_ur
     assert ask(postgres_url, "select what from work order by 1") == [(1,), (2,)]
 
 
-async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_url: str) -> None:
+@pytest.mark.parametrize("mode", [None, "DEFERRED"])
+async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_url: str, mode: Any) -> None:
     """SQLite's own way to wait would hold up the loop, and with it the task that has the file."""
     path, begun, asked = sqlite_url.removeprefix("sqlite:///"), asyncio.Event(), asyncio.Event()
     calls: list[int] = []
     async with holdfast.AsyncClient(sqlite_url) as client:
         await client.operations.list()
-        with closing(sqlite3.connect(path)) as first, closing(sqlite3.connect(path, timeout=60)) as second:
+        with (
+            closing(sqlite3.connect(path, isolation_level=None)) as first,
+            closing(sqlite3.connect(path, isolation_level=mode, timeout=60)) as second,
+        ):
 
             async def effect() -> int:
                 calls.append(1)
@@ -128,7 +134,7 @@ async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_ur
 
 def test_only_what_others_got_in_the_way_of_is_run_again_by_itself(postgres_url: str) -> None:
     """A function that cannot reach something else would be called again and again, each time until it gives up."""
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
         for error in (TimeoutError(), ConnectionRefusedError(), psycopg.OperationalError("the connection is lost")):
             calls: list[int] = []
 
@@ -142,7 +148,7 @@ def test_only_what_others_got_in_the_way_of_is_run_again_by_itself(postgres_url:
         assert client.operations.get("k") is None, "and nothing of it is remembered"
 
 
-@pytest.mark.parametrize("kind", ["psycopg-async", "sqlite3-async"])
+@pytest.mark.parametrize("kind", ["psycopg-autocommit-async", "sqlite3-manual-async", "psycopg-async", "sqlite3-async"])
 async def test_a_connection_is_one_operations_at_a_time(kind: str, tmp_path: Path) -> None:
     """What others write on it would be committed with that one, and their log be missing; unless they are inside."""
     async with opened(kind, tmp_path) as each:
@@ -163,6 +169,9 @@ async def test_a_connection_is_one_operations_at_a_time(kind: str, tmp_path: Pat
         go_on.set()
         assert (await running).result == 1
         await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "after"))
+        if kind in ("psycopg-async", "sqlite3-async"):
+            assert each.rows() == []
+            await each.commit()
         assert each.rows() == ["after", "in"]
 
 

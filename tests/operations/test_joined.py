@@ -10,14 +10,12 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_contract import leave_half_done
-from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
-from tests.user_connections import ask, entered, settled
+from tests.operations.user_connections import FEW, JOINED, KINDS, key, logged, opened, work
+from tests.user_connections import AUTOCOMMIT, ask, entered, settled
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_that_is_open_is_joined_and_its_commit_is_the_callers(kind: str, tmp_path: Path) -> None:
-    if kind == "sqlite3-autocommit-off":
-        pytest.skip("one is always open there, and none of them is the caller's")
     async with opened(kind, tmp_path) as each:
         name = key()
 
@@ -41,33 +39,56 @@ async def test_one_that_is_open_is_joined_and_its_commit_is_the_callers(kind: st
         await each.rollback()
 
 
+@pytest.mark.parametrize("kind", JOINED)
+async def test_the_first_statement_of_a_transaction_is_joined_too(kind: str, tmp_path: Path) -> None:
+    """Nothing that the caller does after it is undone without it, and nothing is committed that the caller did not."""
+    async with opened(kind, tmp_path) as each:
+        name = key()
+
+        def run(what: str, **options: Any) -> Any:
+            return settled(each.client.operation(name, tx=each.connection).run(work(each, what, **options)))
+
+        for end in (each.rollback, each.commit):
+            with pytest.raises(ValueError, match="broken"):
+                await run("failed", error=ValueError("broken"))
+            assert (await run("done", result=7)).committed is False
+            await each.write("mine")
+            assert (each.rows(), logged(each.url, name)) == ([], [])
+            await end()
+        assert (each.rows(), logged(each.url, name)) == (["done", "mine"], [("success", 2)])
+        again = await run("again")
+        assert (again.result, again.replayed, again.committed) == (7, True, True)
+        if kind != "sqlite3-autocommit-off":
+            assert not each.in_transaction(), "a replay leaves nothing to commit"
+
+
 @pytest.mark.parametrize("kind", KINDS)
-async def test_join_says_whether_a_transaction_has_to_be_open(kind: str, tmp_path: Path) -> None:
-    if kind == "sqlite3-autocommit-off":
-        pytest.skip("one is always open there, and none of them is the caller's")
+async def test_join_says_whose_the_commit_is(kind: str, tmp_path: Path) -> None:
     async with opened(kind, tmp_path) as each:
         own, joined = key(), key()
 
         def run(name: str, join: bool | None, what: str) -> Any:
             return settled(each.client.operation(name, tx=each.connection, join=join).run(work(each, what, result=7)))
 
-        with pytest.raises(ValueError, match=f"^operation '{joined}': join=True, and no transaction is open on tx: "):
-            await run(joined, True, "refused")
-        outcome = await run(own, False, "own")
-        assert (outcome.result, outcome.committed) == (7, True)
+        if kind in AUTOCOMMIT:
+            with pytest.raises(ValueError, match=f"^operation '{joined}': join=True, and tx is in autocommit mode "):
+                await run(joined, True, "refused")
+            outcome = await run(own, False, "own")
+            assert (outcome.result, outcome.committed) == (7, True)
+        else:
+            with pytest.raises(ValueError, match=f"^operation '{joined}': join=False, and a transaction is open on tx"):
+                await run(joined, False, "refused")
         await each.begin()
         await each.write("mine")
-        with pytest.raises(ValueError, match=f"^operation '{joined}': join=False, and a transaction is open on tx: "):
+        with pytest.raises(ValueError, match=f"^operation '{joined}': join=False, and a transaction is open on tx"):
             await run(joined, False, "refused")
         outcome = await run(joined, True, "joined")
         assert (outcome.result, outcome.committed) == (7, False)
-        assert (logged(each.url, own), logged(each.url, joined)) == ([("success", 1)], [])
+        assert logged(each.url, joined) == []
         await each.commit()
-        assert each.rows() == ["joined", "mine", "own"]
         assert logged(each.url, joined) == [("success", 1)]
-        with pytest.raises(ValueError, match="join=True, and no transaction is open on tx"):
-            async with entered(each.client.operation(key(), tx=each.connection, join=True)):
-                pytest.fail("the block was entered")
+        async with entered(each.client.operation(key(), tx=each.connection, join=kind not in AUTOCOMMIT)):
+            pass
 
 
 @pytest.mark.parametrize("kind", FEW)
@@ -125,7 +146,8 @@ async def test_an_error_that_is_not_true_undoes_what_it_ends_as_any_other(kind: 
                 await each.write("mine")
             with pytest.raises(Problems):
                 await settled(each.client.operation(name, tx=each.connection).run(work(each, "half", error=Problems())))
-            await each.commit()
+            if each.in_transaction():
+                await each.commit()
         assert (each.rows(), logged(each.url, name)) == (["mine"], [("failure", 2)])
 
 

@@ -53,7 +53,7 @@ def test_a_transaction_that_commits_late_is_not_overtaken(postgres_url: str) -> 
         holdfast.Client(postgres_url) as client,
         psycopg.connect(postgres_url) as old,
         psycopg.connect(postgres_url) as slow,
-        psycopg.connect(postgres_url) as quick,
+        psycopg.connect(postgres_url, autocommit=True) as quick,
     ):
         old.execute("select pg_current_xact_id()")  # it has its number now
         slow.execute("select pg_current_xact_id()")
@@ -78,7 +78,7 @@ def test_a_transaction_that_commits_late_is_not_overtaken(postgres_url: str) -> 
 
 def test_what_is_committed_can_be_read_at_once_also_where_nothing_else_happens(postgres_url: str) -> None:
     """A transaction may have its number long before it writes, and nobody may come after it."""
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
 
         def work() -> None:
             mine.execute("select pg_current_xact_id()")

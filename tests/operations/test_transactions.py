@@ -12,11 +12,11 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import RESULTS
 from tests.conftest import migrated, server
-from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
-from tests.user_connections import settled, subject
+from tests.operations.user_connections import FEW, key, logged, opened, work
+from tests.user_connections import AUTOCOMMIT, settled, subject
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", AUTOCOMMIT)
 async def test_effect_and_result_are_one_transaction(kind: str, tmp_path: Path) -> None:
     async with opened(kind, tmp_path) as each:
         name = key()
@@ -65,32 +65,38 @@ async def test_a_connection_to_another_database_is_refused_before_anything_is_wr
     """It has tables like ours, and nobody would look there for what is done; a transaction that is open there is not
     joined either."""
     other, refused = migrated(server().database()), r"the connection is to another database than the client's"
-    for kind in ("psycopg", "connection-asyncpg-async"):
+    for kind in ("psycopg-autocommit", "psycopg", "connection-asyncpg-async"):
         async with opened(kind, tmp_path) as each, subject(kind, other) as stranger:
             name = key()
             for _ in range(2):
                 with pytest.raises(ValueError, match=refused):
                     await settled(each.client.operation(name, tx=stranger.connection).run(work(stranger, name)))
+                await stranger.begin()
                 await stranger.write("before")
             await stranger.rollback()
             outcome = await settled(each.client.operation(name, tx=each.connection).run(work(each, name, 7)))
+            if not outcome.committed:
+                await each.commit()
             assert (outcome.result, outcome.replayed, stranger.rows(), each.rows()) == (7, False, [], [name])
             assert logged(other, name) == []
             grant = await settled(each.client.lease(name).acquire())
-            with pytest.raises(holdfast.FencedOut, match="wrong database" if kind == "psycopg" else "has passed on"):
+            with pytest.raises(holdfast.FencedOut, match="wrong database" if "psycopg" in kind else "has passed on"):
                 await stranger.write_within(grant, "start", name)
             assert stranger.rows() == []
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "connection-psycopg-async"])
+@pytest.mark.parametrize("kind", ["psycopg-autocommit", "connection-psycopg-async"])
 async def test_a_connection_whose_encoding_lacks_a_letter_will_do(kind: str, tmp_path: Path) -> None:
     async with opened(kind, tmp_path) as each:
         await each.run("set client_encoding to 'LATIN1'")
-        await each.commit()
+        if each.in_transaction():
+            await each.commit()
         name = f"Ж-{key()}"
         for replayed in (False, True):
             outcome = await settled(each.client.operation(name, tx=each.connection).run(work(each, "x", "Ж")))
             assert (outcome.result, outcome.replayed) == ("Ж", replayed)
+            if not outcome.committed:
+                await each.commit()
         assert (each.rows(), logged(each.url, name)) == (["x"], [("success", 1)])
         grant = await settled(each.client.lease(name).acquire())
         with pytest.raises(ValueError, match=r"this connection's encoding.*lacks: SET client_encoding TO 'UTF8'"):
@@ -118,13 +124,12 @@ async def test_a_transaction_that_can_write_nothing_is_refused_before_the_functi
         assert logged(each.url, name) == []
 
 
-@pytest.mark.parametrize("manual", [False, True])
-def test_a_file_whose_commit_is_refused_is_left_without_a_transaction(sqlite_url: str, manual: bool) -> None:
+def test_a_file_whose_commit_is_refused_is_left_without_a_transaction(sqlite_url: str) -> None:
     """SQLite keeps it open, with the effect and that it was done: whoever commits next would commit both."""
     with holdfast.Client(sqlite_url) as client:
         client.operations.list()
         path = sqlite_url.removeprefix("sqlite:///")
-        with closing(sqlite3.connect(path, isolation_level=None if manual else "DEFERRED")) as mine:
+        with closing(sqlite3.connect(path, isolation_level=None)) as mine:
             mine.text_factory = bytes
             mine.executescript(
                 "pragma foreign_keys = on; create table one (id integer primary key);"

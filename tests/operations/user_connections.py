@@ -11,10 +11,22 @@ from typing import Any
 import holdfast
 from tests.children import query
 from tests.migrated_file import migrated_file
-from tests.user_connections import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, settled, shared_postgres, subject
+from tests.user_connections import (
+    ALCHEMY,
+    ALCHEMY_SQLITE,
+    AUTOCOMMIT,
+    POSTGRES,
+    SQLITE,
+    Subject,
+    settled,
+    shared_postgres,
+    subject,
+)
 
 KINDS = [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE]
-FEW = ["psycopg", "sqlite3", "session-psycopg", "connection-asyncpg-async"]
+JOINED = [kind for kind in KINDS if kind not in AUTOCOMMIT]
+"""With every statement a transaction is open, and its commit is the caller's."""
+FEW = ["psycopg-autocommit", "psycopg", "sqlite3-manual", "sqlite3", "session-psycopg", "connection-asyncpg-async"]
 
 
 @asynccontextmanager

@@ -1,13 +1,15 @@
 # Generated from callers_transaction_async.py by scripts/unasync.py. Do not edit.
-"""An operation in a transaction that the caller has open and will commit: a part of it, like its other writes.
+"""An operation in a transaction that the caller will commit: a part of it, like its other writes. It is open already,
+or the first statement of the claim opens it, as any statement on that connection would.
 
 A failed attempt is rolled back to a savepoint and recorded in the transaction: it counts if the caller goes on and
-commits, and is gone with everything else if the caller rolls back.
+commits, and is gone with everything else if the caller rolls back. If the claim opened the transaction and no attempt
+begins, it is rolled back: waiting holds no locks, and a replay leaves nothing to commit.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from holdfast.operations.attempt import entered_attempts
 from holdfast.operations.decide import (
     Decision,
     Prior,
+    TransactionClaim,
     chain_length,
     in_progress,
     read_only_transaction,
@@ -37,50 +40,51 @@ from holdfast.runtime.clock import now
 
 
 class CallersTransaction(TransactionAttempt):
-    def __init__(self, spec: OperationSpec, connection: Connection) -> None:
-        super().__init__(spec, connection)
+    def __init__(self, spec: OperationSpec, connection: Connection, connection_id: int) -> None:
+        super().__init__(spec, connection, connection_id)
         self._is_sqlite = spec.engine.database.dialect == "sqlite"
+        self._opens = connection.is_idle()
+        """The claim opens the transaction, so that nothing of the caller's is in it."""
         self._savepoints: list[AbstractContextManager[Any]] = []
 
     @property
     def policy(self) -> PolicyChecks:
         """Reviews and related operations are in the caller's transaction, if only that sees them."""
         if self._policy is None:
-            self._policy = PolicyChecks(self.spec, self.tries, self._connection)
+            self._policy = PolicyChecks(self.spec, self.tries, None if self._opens else self._connection)
         return self._policy
 
     def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
         while True:
             asked_at = now()
-            claim = self._parse_claim(self._connection.write("operation_begin", self._claim_parameters()))
-            prior = claim.prior
-            decision = self.decide(prior)
-            self.policy.is_uncommitted = (
-                decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
-                and self._is_uncommitted(prior)
-            )  # fmt: skip
-            is_sure = claim.is_free or not refuses_dead(decision, prior)
-            if is_sure and (outcome := self.settle(decision, prior)) is not None:
-                return replace(outcome, committed=not self.policy.is_uncommitted)
-            if claim.is_read_only:
-                raise read_only_transaction(self.spec.key)
-            if claim.is_free and decision is not Decision.RUNNING and self._lock_dataset():
-                if self.is_nested(same_key=True):
+            self._use_connection()
+            try:
+                if self._opens:
+                    self._connection.open()
+                claim = self._parse_claim(self._connection.write("operation_begin", self._claim_parameters()))
+                prior, decision = claim.prior, self.decide(claim.prior)
+                is_sure = claim.is_free or not refuses_dead(decision, prior)
+                outcome = self._settle_joined(decision, prior) if is_sure else None
+                if outcome is None and claim.is_read_only:
+                    raise read_only_transaction(self.spec.key)
+                is_ours = outcome is None and decision is not Decision.RUNNING and claim.is_free
+                is_ours = is_ours and self._lock_dataset()
+                if is_ours and self.is_nested(same_key=True):
                     self.report_locked_out("reentered")
                     raise in_progress(self.spec.key, why="it runs inside of itself")
-                if self.spec.governed is not None:
+                if is_ours and self.spec.governed is not None:
                     self.policy.check_locked(prior)
-                self.prior, self._began = prior, claim.began
-                _defer_outer_places()
-                self._set_savepoints()
-                try:
-                    return self._start(decision, prior, asked_at)
-                except BaseException:
-                    if self._undo() and self._failed_recovery is not None:
-                        self._record(self._failed_recovery_row(began=self._began, late=True))
-                    raise
-            if claim.has_fixed_snapshot and self.spec.terms.when_locked in ("wait", "backoff"):
+            except BaseException:
+                with suppress(Exception):  # the first error is the one to raise
+                    self._close()
+                raise
+            if is_ours:
+                return self._begin(claim, decision, asked_at)
+            self._close()
+            if outcome is not None:
+                return outcome
+            if claim.has_fixed_snapshot and not self._opens and self.spec.terms.when_locked in ("wait", "backoff"):
                 self.escalate(prior)
                 self.report_locked_out("snapshot")
                 raise in_progress(
@@ -91,6 +95,34 @@ class CallersTransaction(TransactionAttempt):
             if (outcome := self.wait_for_lock(prior, tries, started)) is not None:
                 return outcome
             tries += 1
+
+    def _settle_joined(self, decision: Decision, prior: Prior) -> Outcome[Any] | None:
+        self.policy.is_uncommitted = (
+            not self._opens
+            and decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
+            and self._is_uncommitted(prior)
+        )
+        outcome = self.settle(decision, prior)
+        return None if outcome is None else replace(outcome, committed=not self.policy.is_uncommitted)
+
+    def _close(self) -> None:
+        """Roll back the transaction if the claim has opened it."""
+        try:
+            if self._opens:
+                self._connection.rollback()
+        finally:
+            self._leave_connection()
+
+    def _begin(self, claim: TransactionClaim, decision: Decision, asked_at: float) -> Op | Outcome[Any]:
+        self.prior, self._began = claim.prior, claim.began
+        _defer_outer_places()
+        self._set_savepoints()
+        try:
+            return self._start(decision, claim.prior, asked_at)
+        except BaseException:
+            if self._undo() and self._failed_recovery is not None:
+                self._record(self._failed_recovery_row(began=self._began, late=True))
+            raise
 
     def _set_savepoints(self) -> None:
         """One; on SQLite two. There the release of the inner one proves that the function has not ended the
@@ -110,23 +142,33 @@ class CallersTransaction(TransactionAttempt):
             raise self._changed_error()
         with detect_ended_transaction(op.key.label):
             self._release_savepoint()
+        self._leave_connection()
         return Outcome("success", False, op.attempt, committed=False, value=value)
 
     def _release_savepoint(self) -> None:
         self._savepoints.pop().__exit__(None, None, None)
 
     def fail(self, op: Op, error: BaseException) -> bool:
+        try:
+            self._record_failure(op, error)
+        finally:
+            self._leave_connection()
+        return False
+
+    def _record_failure(self, op: Op, error: BaseException) -> None:
         has_ended = says_transaction_ended(error) or self._has_ended_transaction(error)
         is_undone = self._undo()
-        if has_ended and not self._is_sqlite:  # on SQLite the caller may have a transaction open, which has the file
+        if has_ended:
+            self._close()
+        if has_ended and not (self._is_sqlite and self._connection.in_transaction()):  # then it has the file
             self._write_outside(self._partial_row(op, error))
         elif is_undone and not has_ended and isinstance(error, Exception) and not self.is_uncounted(error):
             self._record(self._failure_row(op, error, began=self._began, late=True))
-        return False
 
     def drop(self) -> None:
         super().drop()
         self._undo()
+        self._leave_connection()
 
     def _undo(self) -> bool:
         """Roll back to the savepoint. False when that is impossible: the transaction or the connection has ended."""
@@ -139,7 +181,7 @@ class CallersTransaction(TransactionAttempt):
         except Exception:
             self._savepoints.clear()
             return False
-        return self._connection.in_transaction()
+        return not self._connection.is_idle()
 
     def _record(self, row: Row) -> None:
         """Record the failure in the transaction. Raises if that fails: the caller must not commit the transaction as

@@ -1,12 +1,14 @@
-"""An operation in a transaction that the caller has open and will commit: a part of it, like its other writes.
+"""An operation in a transaction that the caller will commit: a part of it, like its other writes. It is open already,
+or the first statement of the claim opens it, as any statement on that connection would.
 
 A failed attempt is rolled back to a savepoint and recorded in the transaction: it counts if the caller goes on and
-commits, and is gone with everything else if the caller rolls back.
+commits, and is gone with everything else if the caller rolls back. If the claim opened the transaction and no attempt
+begins, it is rolled back: waiting holds no locks, and a replay leaves nothing to commit.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from holdfast.operations.attempt_async import entered_attempts
 from holdfast.operations.decide import (
     Decision,
     Prior,
+    TransactionClaim,
     chain_length,
     in_progress,
     read_only_transaction,
@@ -36,50 +39,53 @@ from holdfast.runtime.clock import now
 
 
 class AsyncCallersTransaction(AsyncTransactionAttempt):
-    def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection) -> None:
-        super().__init__(spec, connection)
+    def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection, connection_id: int) -> None:
+        super().__init__(spec, connection, connection_id)
         self._is_sqlite = spec.engine.database.dialect == "sqlite"
+        self._opens = connection.is_idle()
+        """The claim opens the transaction, so that nothing of the caller's is in it."""
         self._savepoints: list[AbstractAsyncContextManager[Any]] = []
 
     @property
     def policy(self) -> AsyncPolicyChecks:
         """Reviews and related operations are in the caller's transaction, if only that sees them."""
         if self._policy is None:
-            self._policy = AsyncPolicyChecks(self.spec, self.tries, self._connection)
+            self._policy = AsyncPolicyChecks(self.spec, self.tries, None if self._opens else self._connection)
         return self._policy
 
     async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
         while True:
             asked_at = now()
-            claim = await self._parse_claim(await self._connection.write("operation_begin", self._claim_parameters()))
-            prior = claim.prior
-            decision = self.decide(prior)
-            self.policy.is_uncommitted = (
-                decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
-                and await self._is_uncommitted(prior)
-            )  # fmt: skip
-            is_sure = claim.is_free or not refuses_dead(decision, prior)
-            if is_sure and (outcome := self.settle(decision, prior)) is not None:
-                return replace(outcome, committed=not self.policy.is_uncommitted)
-            if claim.is_read_only:
-                raise read_only_transaction(self.spec.key)
-            if claim.is_free and decision is not Decision.RUNNING and await self._lock_dataset():
-                if self.is_nested(same_key=True):
+            self._use_connection()
+            try:
+                if self._opens:
+                    await self._connection.open()
+                claim = await self._parse_claim(
+                    await self._connection.write("operation_begin", self._claim_parameters())
+                )
+                prior, decision = claim.prior, self.decide(claim.prior)
+                is_sure = claim.is_free or not refuses_dead(decision, prior)
+                outcome = await self._settle_joined(decision, prior) if is_sure else None
+                if outcome is None and claim.is_read_only:
+                    raise read_only_transaction(self.spec.key)
+                is_ours = outcome is None and decision is not Decision.RUNNING and claim.is_free
+                is_ours = is_ours and await self._lock_dataset()
+                if is_ours and self.is_nested(same_key=True):
                     self.report_locked_out("reentered")
                     raise in_progress(self.spec.key, why="it runs inside of itself")
-                if self.spec.governed is not None:
+                if is_ours and self.spec.governed is not None:
                     await self.policy.check_locked(prior)
-                self.prior, self._began = prior, claim.began
-                _defer_outer_places()
-                await self._set_savepoints()
-                try:
-                    return await self._start(decision, prior, asked_at)
-                except BaseException:
-                    if await self._undo() and self._failed_recovery is not None:
-                        await self._record(self._failed_recovery_row(began=self._began, late=True))
-                    raise
-            if claim.has_fixed_snapshot and self.spec.terms.when_locked in ("wait", "backoff"):
+            except BaseException:
+                with suppress(Exception):  # the first error is the one to raise
+                    await self._close()
+                raise
+            if is_ours:
+                return await self._begin(claim, decision, asked_at)
+            await self._close()
+            if outcome is not None:
+                return outcome
+            if claim.has_fixed_snapshot and not self._opens and self.spec.terms.when_locked in ("wait", "backoff"):
                 await self.escalate(prior)
                 self.report_locked_out("snapshot")
                 raise in_progress(
@@ -90,6 +96,34 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             if (outcome := await self.wait_for_lock(prior, tries, started)) is not None:
                 return outcome
             tries += 1
+
+    async def _settle_joined(self, decision: Decision, prior: Prior) -> Outcome[Any] | None:
+        self.policy.is_uncommitted = (
+            not self._opens
+            and decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
+            and await self._is_uncommitted(prior)
+        )
+        outcome = self.settle(decision, prior)
+        return None if outcome is None else replace(outcome, committed=not self.policy.is_uncommitted)
+
+    async def _close(self) -> None:
+        """Roll back the transaction if the claim has opened it."""
+        try:
+            if self._opens:
+                await self._connection.rollback()
+        finally:
+            self._leave_connection()
+
+    async def _begin(self, claim: TransactionClaim, decision: Decision, asked_at: float) -> AsyncOp | Outcome[Any]:
+        self.prior, self._began = claim.prior, claim.began
+        _defer_outer_places()
+        await self._set_savepoints()
+        try:
+            return await self._start(decision, claim.prior, asked_at)
+        except BaseException:
+            if await self._undo() and self._failed_recovery is not None:
+                await self._record(self._failed_recovery_row(began=self._began, late=True))
+            raise
 
     async def _set_savepoints(self) -> None:
         """One; on SQLite two. There the release of the inner one proves that the function has not ended the
@@ -109,23 +143,33 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             raise self._changed_error()
         with detect_ended_transaction(op.key.label):
             await self._release_savepoint()
+        self._leave_connection()
         return Outcome("success", False, op.attempt, committed=False, value=value)
 
     async def _release_savepoint(self) -> None:
         await self._savepoints.pop().__aexit__(None, None, None)
 
     async def fail(self, op: AsyncOp, error: BaseException) -> bool:
+        try:
+            await self._record_failure(op, error)
+        finally:
+            self._leave_connection()
+        return False
+
+    async def _record_failure(self, op: AsyncOp, error: BaseException) -> None:
         has_ended = says_transaction_ended(error) or await self._has_ended_transaction(error)
         is_undone = await self._undo()
-        if has_ended and not self._is_sqlite:  # on SQLite the caller may have a transaction open, which has the file
+        if has_ended:
+            await self._close()
+        if has_ended and not (self._is_sqlite and self._connection.in_transaction()):  # then it has the file
             await self._write_outside(self._partial_row(op, error))
         elif is_undone and not has_ended and isinstance(error, Exception) and not self.is_uncounted(error):
             await self._record(self._failure_row(op, error, began=self._began, late=True))
-        return False
 
     async def drop(self) -> None:
         await super().drop()
         await self._undo()
+        self._leave_connection()
 
     async def _undo(self) -> bool:
         """Roll back to the savepoint. False when that is impossible: the transaction or the connection has ended."""
@@ -138,7 +182,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
         except Exception:
             self._savepoints.clear()
             return False
-        return self._connection.in_transaction()
+        return not self._connection.is_idle()
 
     async def _record(self, row: Row) -> None:
         """Record the failure in the transaction. Raises if that fails: the caller must not commit the transaction as

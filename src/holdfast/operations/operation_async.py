@@ -198,9 +198,9 @@ def _defaults(signature: Signature) -> dict[str, Any]:
 
 
 async def new_attempt(spec: AsyncOperationSpec, tx: Any) -> AsyncAttempt:
-    """An attempt under a lease; or, on the connection ``tx``, in the transaction that is open or in one of its own.
-    RuntimeError when an operation of another thread or task runs on that connection. ValueError when ``join`` says
-    otherwise than the connection."""
+    """An attempt under a lease; or, with ``tx``, in the caller's transaction. In autocommit mode with no transaction
+    open, in one that the attempt begins and commits. RuntimeError when an operation of another thread or task runs on
+    that connection. ValueError when ``join`` says otherwise than the connection."""
     spec.engine.check_usable()
     if tx is None:
         return AsyncLeasedAttempt(spec)
@@ -208,18 +208,19 @@ async def new_attempt(spec: AsyncOperationSpec, tx: Any) -> AsyncAttempt:
     connection_id = id(subject_of(tx))
     check_unused(connection_id)
     attempt: AsyncAttempt
-    if connection.in_transaction():
+    if connection.in_transaction() or connection.begins_by_itself():
         if spec.terms.join is False:
             raise ValueError(
-                f"operation {spec.key.label!r}: join=False, and a transaction is open on tx: commit it or roll it back "
-                "before, or omit join, and the operation is part of it"
+                f"operation {spec.key.label!r}: join=False, and a transaction is open on tx, or begins with its next "
+                "statement: give tx a connection in autocommit mode without an open transaction, or omit join, and "
+                "commit after run()"
             )
-        attempt = AsyncCallersTransaction(spec, connection)
+        attempt = AsyncCallersTransaction(spec, connection, connection_id)
     else:
         if spec.terms.join is True:
             raise ValueError(
-                f"operation {spec.key.label!r}: join=True, and no transaction is open on tx: begin one before, or omit "
-                "join, and the operation begins and commits its own"
+                f"operation {spec.key.label!r}: join=True, and tx is in autocommit mode with no transaction open: "
+                "begin one before, or omit join, and the operation begins and commits its own"
             )
         attempt = AsyncOwnTransaction(spec, connection, tx, connection_id)
     if not spec.engine.schema_seen:  # our own session makes the tables, or says how to: the user's would only fail

@@ -69,9 +69,29 @@ class TransactionAttempt(Attempt, ABC):
     _failed_recovery: tuple[Decision, Prior, float, Exception] | None = None
     """A rollback or a probe has failed: recorded when the transaction was undone."""
 
-    def __init__(self, spec: OperationSpec, connection: Connection) -> None:
+    def __init__(self, spec: OperationSpec, connection: Connection, connection_id: int) -> None:
         super().__init__(spec)
-        self._connection = connection
+        self._connection, self._connection_id, self._caller = connection, connection_id, current_id()
+
+    def _use_connection(self) -> None:
+        """RuntimeError when an operation of another thread or task has begun to use it."""
+        attempt = _by_connection.setdefault(self._connection_id, self)
+        if attempt is not self and not attempt.surrounds_caller():
+            raise attempt.in_use_error()
+
+    def _leave_connection(self) -> None:
+        if _by_connection.get(self._connection_id) is self:
+            del _by_connection[self._connection_id]
+
+    def surrounds_caller(self) -> bool:
+        """Whether the caller is inside of this attempt."""
+        return self._caller == current_id() or self in entered_attempts()
+
+    def in_use_error(self) -> RuntimeError:
+        return RuntimeError(
+            f"this connection is in use by operation {self.spec.key.label!r} of another thread or task, which would "
+            "commit or roll back what is written here: use one connection for each"
+        )
 
     def _claim_parameters(self) -> Row:
         key = self.spec.key
@@ -205,9 +225,8 @@ class OwnTransaction(TransactionAttempt):
     """In a transaction that the operation begins and commits."""
 
     def __init__(self, spec: OperationSpec, connection: Connection, driver_connection: Any, connection_id: int) -> None:
-        super().__init__(spec, connection)
+        super().__init__(spec, connection, connection_id)
         self._transaction = user_transaction(spec.engine.database, connection, driver_connection)
-        self._connection_id, self._caller = connection_id, current_id()
         self._is_ending = False
         """``operation_end`` was sent: an error from here on is not one of the function."""
         self._collisions = 0
@@ -216,8 +235,7 @@ class OwnTransaction(TransactionAttempt):
         started, tries = now(), 0
         while True:
             asked_at = now()
-            if _by_connection.setdefault(self._connection_id, self) is not self:
-                raise _by_connection[self._connection_id].in_use_error()
+            self._use_connection()
             try:
                 row = self._transaction.begin("operation_begin", self._claim_parameters())
                 claim = self._parse_claim(row)
@@ -279,18 +297,8 @@ class OwnTransaction(TransactionAttempt):
         self._transaction.rollback()
         del _by_connection[self._connection_id]
 
-    def surrounds_caller(self) -> bool:
-        """Whether the caller is inside of this attempt."""
-        return self._caller == current_id() or self in entered_attempts()
 
-    def in_use_error(self) -> RuntimeError:
-        return RuntimeError(
-            f"this connection is in use by operation {self.spec.key.label!r} of another thread or task, which would "
-            "commit or roll back what is written here: use one connection for each"
-        )
-
-
-_by_connection: dict[int, OwnTransaction] = {}
+_by_connection: dict[int, TransactionAttempt] = {}
 """The attempts in progress, by the id of their connection."""
 
 

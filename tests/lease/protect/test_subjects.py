@@ -122,6 +122,7 @@ async def test_a_superseded_holder_is_refused_by_its_own_commit(on_postgres: Sub
     the end of a block, which is holdfast's."""
     subject = on_postgres
     grant = await subject.acquire()
+    await subject.begin()
     await settled(grant.protect(subject.connection, at="commit"))
     await subject.write("stale")
     successor = subject.supersede()

@@ -136,7 +136,7 @@ class Load(threading.Thread):
     def run(self) -> None:
         try:
             postgres = not self._url.startswith("sqlite")
-            tx: Any = psycopg.connect(self._url) if postgres else nullcontext()
+            tx: Any = psycopg.connect(self._url, autocommit=True) if postgres else nullcontext()
             with holdfast.Client(self._url) as client, tx as connection:
                 number = 0
                 while not self._stop_it.wait(0.1):

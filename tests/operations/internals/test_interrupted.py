@@ -20,7 +20,7 @@ from holdfast.operations import attempt, own_transaction, own_transaction_async
 from tests.children import eventually
 from tests.interrupts import Interrupt, generated
 from tests.operations.user_connections import key, logged, opened, work
-from tests.user_connections import Subject, ask
+from tests.user_connections import AUTOCOMMIT, Subject, ask
 
 STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
 WIDE_STRIDE = STRIDE if STRIDE == 1 else 3 * STRIDE
@@ -71,7 +71,7 @@ def wherever(
     assert place > 100, "it was interrupted until it came to its end"
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "sqlite3"])
+@pytest.mark.parametrize("kind", ["psycopg-autocommit", "sqlite3-manual", "psycopg", "sqlite3"])
 @pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_transaction_that_is_interrupted_is_over_and_leaves_nothing(
@@ -84,22 +84,25 @@ async def test_a_transaction_that_is_interrupted_is_over_and_leaves_nothing(
 
         def act(name: str) -> None:
             if joins:
-                mine.execute("begin" if kind == "sqlite3" else "select 1")
+                mine.execute("begin" if kind != "psycopg" else "select 1")
             error = ValueError("x") if fails else None
             each.client.operation(name, tx=mine).run(work(each, name, error=error))
 
         def after(name: str) -> None:
-            assert _in_transaction(mine) == joins
+            if joins or kind in AUTOCOMMIT:  # else it may be open, and empty
+                assert _in_transaction(mine) == joins
             mine.commit()  # as a caller may who has caught it
             done = logged(each.url, name) == [("success", 1)]
             assert _effects(each, name) == int(done)
             assert each.client.operations.verify(name).passed
             each.client.operation(name, tx=mine).run(work(each, name))
+            mine.commit()
             assert _effects(each, name) == 1
 
         each.client.operation(key(), tx=mine).run(int)
-        stride = STRIDE if kind == "psycopg" else WIDE_STRIDE
-        wherever(act, after, first=4 * (kind == "sqlite3") + 2 * joins + fails, stride=stride)
+        mine.commit()
+        stride = WIDE_STRIDE if kind.startswith("sqlite3") else STRIDE
+        wherever(act, after, first=4 * kind.startswith("sqlite3") + 2 * joins + fails, stride=stride)
         mine.rollback()
 
 
@@ -135,7 +138,7 @@ async def test_who_is_cancelled_while_a_failure_is_looked_at_has_the_connection_
     ask(postgres_url, "create table work (what int)")
     async with (
         holdfast.AsyncClient(postgres_url) as client,
-        await psycopg.AsyncConnection.connect(postgres_url) as mine,
+        await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as mine,
     ):
 
         async def effect() -> None:

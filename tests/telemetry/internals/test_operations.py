@@ -159,7 +159,7 @@ def test_a_transaction_in_anothers_way_is_tried_again_and_told(postgres_url: str
             raise psycopg.errors.SerializationFailure("in the way")
         return 1
 
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
         assert client.operation("a", tx=mine).run(collide).result == 1
     assert told.count("retry_events") == {("collision",): 1}
     assert told.count("operations") == {("success",): 1}

@@ -20,6 +20,9 @@ from holdfast.database.url import Database
 class AsyncConnection(Protocol):
     def in_transaction(self) -> bool: ...
 
+    def is_idle(self) -> bool:
+        """Whether certainly nothing was written that is not committed, so that ``rollback`` undoes nothing."""
+
     def begins_by_itself(self) -> bool:
         """Whether the next statement opens a transaction, if none is open."""
 
@@ -28,6 +31,12 @@ class AsyncConnection(Protocol):
 
     def nested(self) -> AbstractAsyncContextManager[Any]:
         """A savepoint around a block, in the open transaction: an error in the block rolls back to it."""
+
+    async def open(self) -> None:
+        """Open a transaction, where the statement that would do it must not wait for others."""
+
+    async def rollback(self) -> None:
+        """Roll back the open transaction, if there is one."""
 
     async def flush(self) -> None:
         """Send what was added to it, and not to the database yet."""

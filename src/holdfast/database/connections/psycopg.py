@@ -50,6 +50,9 @@ class Psycopg:
         # private: psycopg.Connection._num_transactions, tested in tests/test_private_names.py
         return not self._connection.autocommit or getattr(self._connection, "_num_transactions", 0) > 0
 
+    def is_idle(self) -> bool:
+        return bool(self._connection.pgconn.transaction_status == _IDLE)
+
     def begins_by_itself(self) -> bool:
         return not self._connection.autocommit
 
@@ -62,6 +65,11 @@ class Psycopg:
     def nested(self) -> AbstractContextManager[Any]:
         block: AbstractContextManager[Any] = self._connection.transaction()
         return block
+
+    def open(self) -> None: ...
+
+    def rollback(self) -> None:
+        self._connection.rollback()
 
     def flush(self) -> None: ...
 

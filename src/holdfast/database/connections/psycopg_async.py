@@ -49,6 +49,9 @@ class AsyncPsycopg:
         # private: psycopg.Connection._num_transactions, tested in tests/test_private_names.py
         return not self._connection.autocommit or getattr(self._connection, "_num_transactions", 0) > 0
 
+    def is_idle(self) -> bool:
+        return bool(self._connection.pgconn.transaction_status == _IDLE)
+
     def begins_by_itself(self) -> bool:
         return not self._connection.autocommit
 
@@ -61,6 +64,11 @@ class AsyncPsycopg:
     def nested(self) -> AbstractAsyncContextManager[Any]:
         block: AbstractAsyncContextManager[Any] = self._connection.transaction()
         return block
+
+    async def open(self) -> None: ...
+
+    async def rollback(self) -> None:
+        await self._connection.rollback()
 
     async def flush(self) -> None: ...
 

@@ -40,8 +40,12 @@ class SqlAlchemy:
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())
 
+    def is_idle(self) -> bool:
+        return not self.in_transaction()
+
     def begins_by_itself(self) -> bool:
-        return True
+        """False for a session with ``autobegin=False``."""
+        return bool(getattr(getattr(self._connection, "sync_session", self._connection), "autobegin", True))
 
     def begin(self) -> AbstractContextManager[Any]:
         block: AbstractContextManager[Any] = self._connection.begin()
@@ -54,6 +58,11 @@ class SqlAlchemy:
         with self._connection.begin_nested() as block:
             yield
             block.commit()
+
+    def open(self) -> None: ...
+
+    def rollback(self) -> None:
+        self._connection.rollback()
 
     def flush(self) -> None:
         if hasattr(self._connection, "get_bind"):

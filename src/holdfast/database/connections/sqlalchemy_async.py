@@ -39,8 +39,12 @@ class AsyncSqlAlchemy:
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())
 
+    def is_idle(self) -> bool:
+        return not self.in_transaction()
+
     def begins_by_itself(self) -> bool:
-        return True
+        """False for a session with ``autobegin=False``."""
+        return bool(getattr(getattr(self._connection, "sync_session", self._connection), "autobegin", True))
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         block: AbstractAsyncContextManager[Any] = self._connection.begin()
@@ -53,6 +57,11 @@ class AsyncSqlAlchemy:
         async with self._connection.begin_nested() as block:
             yield
             await block.commit()
+
+    async def open(self) -> None: ...
+
+    async def rollback(self) -> None:
+        await self._connection.rollback()
 
     async def flush(self) -> None:
         if hasattr(self._connection, "get_bind"):

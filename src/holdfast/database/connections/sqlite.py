@@ -41,6 +41,9 @@ class Sqlite3:
             self._connection.in_transaction and _autocommit(self._connection) is not False
         )  # with autocommit=False a transaction is always open
 
+    def is_idle(self) -> bool:
+        return not self._connection.in_transaction
+
     def begins_by_itself(self) -> bool:
         autocommit = _autocommit(self._connection)
         return self._connection.isolation_level is not None if autocommit is None else not autocommit
@@ -58,6 +61,12 @@ class Sqlite3:
             raise
         finally:
             self._execute("release holdfast", {})
+
+    def open(self) -> None:
+        SqliteTransaction(self._connection).__enter__()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
 
     def flush(self) -> None: ...
 

@@ -40,6 +40,9 @@ class AsyncSqlite3:
             self._connection.in_transaction and _autocommit(self._connection) is not False
         )  # with autocommit=False a transaction is always open
 
+    def is_idle(self) -> bool:
+        return not self._connection.in_transaction
+
     def begins_by_itself(self) -> bool:
         autocommit = _autocommit(self._connection)
         return self._connection.isolation_level is not None if autocommit is None else not autocommit
@@ -57,6 +60,12 @@ class AsyncSqlite3:
             raise
         finally:
             self._execute("release holdfast", {})
+
+    async def open(self) -> None:
+        await AsyncSqliteTransaction(self._connection).__aenter__()
+
+    async def rollback(self) -> None:
+        self._connection.rollback()
 
     async def flush(self) -> None: ...
 
