@@ -200,13 +200,17 @@ class AsyncAttempt(ABC):
         if waited >= terms.timeout:
             self.report_locked_out("timeout")
             raise in_progress(key, waited)
-        chance = jitter(0.0, 1.0)
+        left = max(0.0, terms.timeout - waited)
         if terms.when_locked == "backoff":
-            seconds = backoff_delay(terms.retry, tries, chance, waited=waited, timeout=terms.timeout)
+            pause = backoff_delay(terms.retry, tries, jitter(0.0, 1.0), waited=waited, timeout=terms.timeout)
+            await self._wait_in_line(min(pause, left))
         else:
-            seconds = min(0.05, 0.001 * 2 ** min(tries, 6)) * (0.5 + chance)
-        await sleep(min(seconds, max(0.0, terms.timeout - waited)))
+            await sleep(min(min(0.05, 0.001 * 2 ** min(tries, 6)) * jitter(0.5, 1.5), left))
         return None
+
+    async def _wait_in_line(self, seconds: float) -> None:
+        """Wait before the lock is asked for again. No release wakes a waiting transaction, so it asks often."""
+        await sleep(min(seconds, min(0.25, self.spec.engine.poll) * jitter(0.5, 1.5)))
 
     async def escalate(self, prior: Prior) -> None:
         """Another owner has the lock: return if the operation may wait for it. Raises PolicyDenied, or opens a review

@@ -89,6 +89,12 @@ class Batch:
         """The outcomes in the order of the items. OperationInProgress when the lock of all cannot be had."""
         if any(spec.governed is not None for spec in self._specs):
             return self._run_singly(function, progress)
+        try:
+            return self._run_in_parts(function, progress)
+        finally:
+            self._attempt.drop()
+
+    def _run_in_parts(self, function: Function, progress: Progress | None) -> list[Outcome[Any]]:
         started, tries = now(), 0
         while True:
             try:
@@ -97,7 +103,7 @@ class Batch:
             except BatchBusy:
                 pass  # only the claim of the first part raises it, before any effect
             finally:
-                self._attempt.drop()
+                self._attempt.release()
             if self._attempt.spec.terms.when_locked == "skip":  # those that are done are replayed, not skipped
                 return [self._run_single(index, function) for index in range(len(self._specs))]
             self._attempt.wait_for_lock(NO_PRIOR, tries, started)
@@ -144,6 +150,8 @@ class Batch:
         """The outcome of an operation that is in the log already; None when it has to be run singly."""
         attempt = LeasedAttempt(spec)
         decision = attempt.decide(prior)
+        if decision is Decision.RUNNING and spec.terms.when_locked != "skip":
+            return None
         if decision not in (Decision.REPLAY, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED):
             return None  # also for the other refusals, because a review may have approved another attempt
         attempt.telemetry = new_run_telemetry(spec) if telemetry.listeners else None

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from holdfast.database import driver_errors
+from holdfast.database.background import background_of
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
@@ -45,8 +46,8 @@ from holdfast.operations.log import Chain
 from holdfast.operations.op import Op
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec import OperationSpec, encode_result
-from holdfast.runtime.clock import now
-from holdfast.runtime.concurrency import CancelScope
+from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency import CancelScope, Wakeup
 from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.operation")
@@ -100,6 +101,8 @@ class LeasedAttempt(Attempt):
         """Empty when ``on_lost`` was called. A list, because ``pop`` is atomic: a thread reports each loss."""
         self.asked_at = 0.0
         """When the row was fetched."""
+        self._released: Wakeup | None = None
+        """Set by a release of the lease, while this attempt is in the line of those that wait for it."""
 
     @classmethod
     def under(cls, spec: OperationSpec, grant: LeaseGrant) -> Self:
@@ -142,6 +145,26 @@ class LeasedAttempt(Attempt):
         return self.held_grant.fence
 
     # Claim
+
+    def begin(self) -> Op | Outcome[Any]:
+        try:
+            return super().begin()
+        finally:
+            self._leave_line()
+
+    def _wait_in_line(self, seconds: float) -> None:
+        """Wait for a release, in the same line as ``when_locked="wait"``. Polling is the net, as it is there."""
+        name, background = self.spec.lease_name, background_of(self.spec.engine.database)
+        if self._released is None:
+            self._released = Wakeup()
+            background.subscribe(name, self._released.set)
+        net = self.spec.engine.poll * background.listener.count(name) * jitter(0.5, 1.5)
+        self._released.wait(min(seconds, net))
+
+    def _leave_line(self) -> None:
+        released, self._released = self._released, None
+        if released is not None:
+            background_of(self.spec.engine.database).unsubscribe(self.spec.lease_name, released.set)
 
     def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
@@ -441,6 +464,7 @@ class LeasedAttempt(Attempt):
         return state
 
     def drop(self) -> None:
+        self._leave_line()
         super().drop()
         self.release()
 

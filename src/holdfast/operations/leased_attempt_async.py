@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from holdfast.database import driver_errors
+from holdfast.database.background import background_of
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
@@ -44,8 +45,8 @@ from holdfast.operations.log import Chain
 from holdfast.operations.op_async import AsyncOp
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
-from holdfast.runtime.clock import now
-from holdfast.runtime.concurrency_async import AsyncCancelScope
+from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency_async import AsyncCancelScope, AsyncWakeup
 from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.operation")
@@ -99,6 +100,8 @@ class AsyncLeasedAttempt(AsyncAttempt):
         """Empty when ``on_lost`` was called. A list, because ``pop`` is atomic: a thread reports each loss."""
         self.asked_at = 0.0
         """When the row was fetched."""
+        self._released: AsyncWakeup | None = None
+        """Set by a release of the lease, while this attempt is in the line of those that wait for it."""
 
     @classmethod
     def under(cls, spec: AsyncOperationSpec, grant: AsyncLeaseGrant) -> Self:
@@ -141,6 +144,26 @@ class AsyncLeasedAttempt(AsyncAttempt):
         return self.held_grant.fence
 
     # Claim
+
+    async def begin(self) -> AsyncOp | Outcome[Any]:
+        try:
+            return await super().begin()
+        finally:
+            self._leave_line()
+
+    async def _wait_in_line(self, seconds: float) -> None:
+        """Wait for a release, in the same line as ``when_locked="wait"``. Polling is the net, as it is there."""
+        name, background = self.spec.lease_name, background_of(self.spec.engine.database)
+        if self._released is None:
+            self._released = AsyncWakeup()
+            background.subscribe(name, self._released.set)
+        net = self.spec.engine.poll * background.listener.count(name) * jitter(0.5, 1.5)
+        await self._released.wait(min(seconds, net))
+
+    def _leave_line(self) -> None:
+        released, self._released = self._released, None
+        if released is not None:
+            background_of(self.spec.engine.database).unsubscribe(self.spec.lease_name, released.set)
 
     async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
@@ -440,6 +463,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
         return state
 
     async def drop(self) -> None:
+        self._leave_line()
         await super().drop()
         await self.release()
 

@@ -206,12 +206,12 @@ class Operations:
 
         One statement claims ``batch`` operations, and one records their ends when all are done. So a process that dies
         leaves a whole batch half done; one that is interrupted, only the operation that was running. Operations that
-        have a live owner are skipped. ``progress(done, total)`` is called after each batch. For effects in a
-        transaction, open one and run each operation with ``tx``. Operations under a policy are run one by one.
-
-        The batch runs under one lease, whose loss is raised before the next function is called, and shown by
-        ``op.lost``. Its claim records that its effects may start, and each function is called once. So ValueError for
-        ``Checks(before=…)``, ``OperationOptions(marks_effect=True)`` and ``Retry(in_this_run=…)``.
+        another owner is running are waited for after the others, as ``when_locked`` says. ``progress(done, total)`` is
+        called after each batch. For effects in a transaction, open one and run each operation with ``tx``. Operations
+        under a policy are run one by one. The batch runs under one lease, whose loss is raised before the next function
+        is called, and shown by ``op.lost``. Its claim records that its effects may start, and each function is called
+        once. So ValueError for ``Checks(before=…)``, ``OperationOptions(marks_effect=True)`` and
+        ``Retry(in_this_run=…)``.
         """
         all_items = list(items)
         check_callable(function, "function")

@@ -24,9 +24,9 @@ class Retry:
 
     ``attempts``: failed attempts in all runs together, after which it is refused and put up for review.
     ``in_this_run``: further attempts in this run when one fails. ``first``, ``longest``: seconds of the first and the
-    longest pause, between attempts of this run and with ``when_locked="backoff"``. The limit of a pause doubles from
-    ``first`` to ``longest``, and the pause is a random part of it. ``remember``: classes of errors after which the
-    operation is not attempted again. TypeError or ValueError when an argument is wrong.
+    longest pause, between attempts of this run and with ``when_locked="backoff"``, where a release ends a pause. The
+    limit of a pause doubles from ``first`` to ``longest``, and the pause is a random part of it. ``remember``: classes
+    of errors after which the operation is not attempted again. TypeError or ValueError when an argument is wrong.
     """
 
     attempts: int = 3

@@ -206,21 +206,30 @@ class OperationContract:
         assert client.operation(key).run(effects.do()).result == "theirs"
 
     @pytest.mark.parametrize("patient", ["wait", "backoff"])
-    def test_whoever_waits_has_the_result_of_the_other(self, connect: Connect, url: str, patient: str) -> None:
-        key, effects, waits = name(), Effects(), threading.Event()
+    def test_whoever_waits_is_woken_by_the_end_of_the_other(self, connect: Connect, url: str, patient: str) -> None:
+        """Also with pauses of hours, whether the other one has the same key or the same lock."""
+        unique, effects, waits = name(), Effects(), threading.Event()
+        retry = holdfast.Retry(first=86400.0, longest=86400.0)
 
         def rule(context: holdfast.governance.PolicyContext) -> holdfast.governance.Allow:
             if context.lock == "busy":
                 waits.set()
             return holdfast.governance.Allow()
 
-        client = connect(url, policy=rule)
-        with running(url, key) as finish, ThreadPoolExecutor(1) as pool:
-            mine = pool.submit(lambda: client.operation(key, when_locked=patient, timeout=LONG).run(effects.do()))
-            assert waits.wait(LONG)
-            finish()
-            outcome = mine.result(LONG)
-        assert (outcome.result, outcome.replayed, effects) == ("theirs", True, [])
+        def key(task: str) -> Any:
+            return holdfast.OperationKey(pipeline="etl", task=task, dataset=unique, operation="load")
+
+        client, running_key = connect(url, policy=rule), key("one")
+        for task, result in (("one", "theirs"), ("another", 7)):
+            waits.clear()
+            with running(url, running_key) as finish, ThreadPoolExecutor(1) as pool:
+                waiter = client.operation(key(task), when_locked=patient, timeout=10 * LONG, retry=retry)
+                mine = pool.submit(lambda waiter=waiter: waiter.run(effects.do(7)))
+                assert waits.wait(LONG)
+                finish()
+                assert mine.result(LONG).result == result
+            running_key = key("two")
+        assert effects == [7]
 
     def test_one_dataset_and_operation_is_one_lock_and_shards_are_several(self, connect: Connect, url: str) -> None:
         client, unique = connect(url), name()
@@ -254,7 +263,7 @@ class OperationContract:
         def many() -> list[Any]:
             outcomes = client.operations.run_many(
                 range(10), work, key=lambda number: f"{prefix}-{number}", payload=lambda number: number, batch=4,
-                progress=lambda done, total: steps.append((done, total)),
+                when_locked="skip", progress=lambda done, total: steps.append((done, total)),
             )  # fmt: skip
             assert isinstance(outcomes, list)
             return outcomes
@@ -277,6 +286,32 @@ class OperationContract:
         assert [again[n].result for n in (0, 1, 2, 3, 5, 7, 9)] == [0, 10, 20, -3, 50, "theirs", 90]
         assert effects == [5, 1, 2, 8, 9, 5, 8]
         assert client.operations.verify(since=None).broken == ()
+
+    @pytest.mark.parametrize("patient", ["wait", "backoff"])
+    def test_a_batch_waits_for_the_result_of_another_owner(self, connect: Connect, url: str, patient: str) -> None:
+        """``Retry`` alone would pause for hours: the release wakes it."""
+        client, key, begun = connect(url), name(), threading.Event()
+        retry = holdfast.Retry(first=86400.0, longest=86400.0)
+
+        def begin(_: str) -> int:
+            begun.set()
+            return 1
+
+        with running(url, key) as finish:
+            [refused] = client.operations.run_many([key], lambda _: 1, when_locked="fail")
+            assert (refused.status, type(refused.error)) == ("failed", holdfast.OperationInProgress)
+            [late] = client.operations.run_many([key], lambda _: 1, when_locked=patient, timeout=0.0)
+            assert (late.status, type(late.error)) == ("failed", holdfast.OperationInProgress)
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(
+                    lambda: client.operations.run_many(
+                        [f"{key}-own", key], begin, when_locked=patient, timeout=None, retry=retry
+                    )
+                )
+                assert begun.wait(LONG)
+                finish()
+                outcomes = waiting.result(LONG)
+        assert [(each.result, each.replayed) for each in outcomes] == [(1, False), ("theirs", True)]
 
     def test_a_batch_of_keys_of_parts_has_their_lock(self, connect: Connect, url: str) -> None:
         client, unique = connect(url), name()

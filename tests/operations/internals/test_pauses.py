@@ -6,7 +6,8 @@ import pytest
 
 import holdfast
 from holdfast import Retry
-from holdfast.operations import attempt, operation
+from holdfast.operations import leased_attempt, operation
+from holdfast.runtime.concurrency import Wakeup
 from holdfast.testing.operation_contract import running
 
 
@@ -25,18 +26,20 @@ def test_attempts_of_a_run_pause_for_up_to_the_longest(sqlite_url: str, monkeypa
     assert pauses == [0.5, 1.0, 1.5, 1.5]
 
 
-def test_backoff_pauses_for_up_to_the_longest(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_pauses_for_up_to_the_longest(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never for longer than a waiter without ``Retry`` polls, because a release may not wake it."""
     pauses: list[float] = []
 
-    def sleep(seconds: float) -> None:
+    def wait(_: Wakeup, seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 4:
+        if len(pauses) == 6:
             raise Enough
 
-    with holdfast.Client(sqlite_url) as client, running(sqlite_url, "a"):
-        monkeypatch.setattr(attempt, "jitter", lambda low, high: high)
-        monkeypatch.setattr(attempt, "sleep", sleep)
-        handle = client.operation("a", when_locked="backoff", timeout=None, retry=Retry(first=0.5, longest=1.5))
+    with holdfast.Client(postgres_url) as client, running(postgres_url, "a"):
+        monkeypatch.setattr("holdfast.operations.attempt.jitter", lambda low, high: high)
+        monkeypatch.setattr(leased_attempt, "jitter", lambda low, high: high)
+        monkeypatch.setattr(Wakeup, "wait", wait)
+        handle = client.operation("a", when_locked="backoff", timeout=None, retry=Retry(first=0.125, longest=5.0))
         with pytest.raises(Enough):
             handle.run(int)
-    assert pauses == [0.5, 1.0, 1.5, 1.5]
+    assert pauses == [0.125, 0.25, 0.5, 1.0, 1.5, 1.5]
