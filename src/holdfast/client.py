@@ -229,7 +229,7 @@ class Client:
         verify: Function | None = None,
         on_partial: OnPartial | None = None,
         when_locked: WhenLocked = "wait",
-        timeout: float | None = 15.0,
+        timeout: float | Unset | None = Unset.UNSET,
         ttl: float = 30.0,
         keep: float | None = None,
         on_lost: OnLost[Op] = "flag",
@@ -252,7 +252,8 @@ class Client:
         or a callable, which is called with ``op``.
 
         ``payload``: must be the same in every retry, otherwise KeyReused. ``when_locked``: what to do while another
-        attempt runs: "wait" or "backoff" for its result (``timeout`` seconds at most), "skip", "fail", "escalate".
+        attempt runs: "wait" or "backoff" for its result, "skip", "fail", "escalate". ``timeout``: seconds to wait at
+        most (None: for ever); by default 15 with ``tx``, else ``ttl`` + 5, which outlasts the lease of a dead owner.
         ``keep``: seconds after which the key may be used again. ``actor`` and ``justification``: for log and policy.
 
         Further arguments are in groups: ``retry`` (a ``holdfast.Retry``: how often, how soon, which errors are final),

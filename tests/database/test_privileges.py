@@ -35,7 +35,7 @@ PUBLIC = {
     "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
     "operation_kin", "operation_failed", "review_open", "review_take", "review_return", "review_list", "review_close",
-    "review_decide",
+    "review_decide", "operation_look",
     "wal_chains", "wal_find", "wal_keys", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open",
     "relay_begin",
     "relay_move", "relay_list", "relay_parked", "relay_retry", "relay_remove",
@@ -45,6 +45,7 @@ PUBLIC = {
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
     "lease_await": "'x', gen_random_uuid()",
+    "beat_look": "gen_random_uuid()",
     "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false)::holdfast.lease,"
     " 'released', false",
     "draw": "'holdfast.fence'",

@@ -41,6 +41,10 @@ CALL_TIMEOUT = 2.0
 THREAD = "holdfast-background"
 SESSION_KEYS = 7845
 """The first 16 bits of every session key: ``lock_label`` recognises a key that belongs to no lease by them."""
+OWNER_KEYS = 7846
+"""The first 16 bits of every owner key, which ``beat_look`` treats otherwise: see ``Background.owner_key``."""
+OWNER_KEY_RETRY = 60.0
+"""Seconds until an owner key is asked for again, where sessions cannot be used."""
 
 
 class Heartbeat(Protocol):
@@ -54,6 +58,10 @@ class Heartbeat(Protocol):
         """How long one call may take so that nothing is lost by it."""
 
     def needs_session(self) -> bool: ...
+    def needs_owner_key(self) -> bool: ...
+    def show_owner(self) -> None:
+        """The owner key was free, or still is: send a heartbeat, which shows that this process lives."""
+
     def session_lost(self, error: Exception | None) -> None: ...
     def last_statements(self) -> list[tuple[str, dict[str, Any]]]:
         """The process ends: what gives back everything that is held. Nothing is renewed after this."""
@@ -94,6 +102,15 @@ class Background:
         """Locked in the session while that lives: a standby that finds it free knows that this process is gone."""
         self.session_error: HoldfastError | None = None
         """Why there is no session key."""
+        self.owner_key = OWNER_KEYS << 48 | int.from_bytes(os.urandom(6))
+        """Locked while this process lives, and taken again in each new session, so that it is free for moments only. A
+        successor that finds it free twice knows that this process is gone, or cut off."""
+        self.has_owner_key = False
+        self.lacks_owner_key_until = 0.0
+        """Sessions cannot be used here, as found at the last request."""
+        self._owner_key_requests: list[Callable[[], None]] = []
+        self._owner_key_due = 0.0
+        self._owner_key_failures = 0
         self._session: Session | None = None
         self._pending: list[PendingStatement] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -160,6 +177,13 @@ class Background:
                 self._session_users.remove(user)
                 self.call_later(LINGER, lambda: None)  # a refused acquire may be repeated soon
 
+    def request_owner_key(self, ready: Callable[[], None]) -> None:
+        """Lock the owner key, then call ``ready``: ``has_owner_key`` is set, unless sessions cannot be used."""
+        with self.lock:
+            self._owner_key_requests.append(ready)
+            self._owner_key_due = 0.0
+        self.wake()
+
     def wake_by(self, when: float) -> None:
         """The thread must not sleep beyond ``when``."""
         if self._thread is None or not self._thread.is_alive() or when < self._asleep_until:
@@ -201,7 +225,7 @@ class Background:
     def drop_session(self, error: Exception | None) -> None:
         """Close the session: its session key is gone, and notifications may be lost. ``error``: why; None when it is no
         longer needed."""
-        session, self._session, self.session_key = self._session, None, None
+        session, self._session, self.session_key, self.has_owner_key = self._session, None, None, False
         if session is not None:
             with suppress(Exception):
                 session.close()
@@ -244,6 +268,7 @@ class Background:
                 if self._finish():
                     return
                 self._sleep()
+                self._take_owner_key()
                 self._beat()
                 self._listen()
                 self._beat()
@@ -321,7 +346,51 @@ class Background:
         dues += [when for when in (self._heartbeat_due(), self.listener.next_due()) if when is not None]
         if self._key_requests:
             dues.append(0.0)
+        if self._wants_owner_key():
+            dues.append(self._owner_key_due)
         return min(dues, default=None)
+
+    def _wants_owner_key(self) -> bool:
+        is_needed = self.heartbeat is not None and self.heartbeat.needs_owner_key()
+        return bool(self._owner_key_requests) or (is_needed and not self.has_owner_key)
+
+    def _take_owner_key(self) -> None:
+        """Lock the owner key again in a new session. A process that finds it free twice without a heartbeat in between
+        takes this one for dead, so a heartbeat follows each attempt, also where the server refuses the lock."""
+        with self.lock:
+            if not self._wants_owner_key() or self._owner_key_due > now():
+                return
+            requests, self._owner_key_requests = self._owner_key_requests, []
+            if requests:
+                self.call_later(LINGER, lambda: None)  # the session stays open for the acquire that follows
+        try:
+            if not self.has_owner_key:
+                self._lock_owner_key(self.session(self.call_timeout()))
+        except SessionUnsafe:
+            self.lacks_owner_key_until = now() + OWNER_KEY_RETRY
+        except EngineError as error:
+            log.debug("the owner key on %s: %s", self.database, error)
+            self.doubt_session(error)
+        finally:
+            if not self.has_owner_key:
+                self._owner_key_failures += 1
+                self._owner_key_due = now() + min(0.01 * 2 ** min(self._owner_key_failures, 6), 0.2)
+            if self._session is not None and self.heartbeat is not None:
+                self.heartbeat.show_owner()
+            for ready in requests:
+                ready()
+
+    def _lock_owner_key(self, session: Session) -> None:
+        """Not locked when it is being looked at this moment: then it is retried soon."""
+        if session.pooled:
+            raise SessionUnsafe(f"a pooler is between us and {self.database}")
+        if self.database.dialect == "postgres":
+            require_session_locks(self.database, session, self.call_timeout())
+        self.has_owner_key = session.hold_shared(self.owner_key, self.call_timeout())
+        if self.has_owner_key:
+            self._owner_key_failures = 0
+        elif self.database.dialect == "sqlite":
+            raise SessionUnsafe("the platform has no file locks")
 
     def _beat(self) -> None:
         if self.heartbeat is not None:

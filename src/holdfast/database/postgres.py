@@ -353,6 +353,9 @@ class PostgresSession(PostgresConnection):
     def hold(self, key: int, timeout: float) -> bool:
         return bool(self.call("session_hold", {"session_key": key}, timeout)[0]["done"])
 
+    def hold_shared(self, key: int, timeout: float) -> bool:
+        return bool(self.call("session_hold_shared", {"session_key": key}, timeout)[0]["done"])
+
     def _results(self, deadline: float) -> list[pq.abc.PGresult]:
         """All results of a pipeline, the last one of which is that of its Sync."""
         pgconn = self.pgconn

@@ -36,6 +36,10 @@ select holdfast.hello() as version
 -- name: session_hold
 select pg_try_advisory_lock(:session_key::bigint) as done
 
+-- name: session_hold_shared
+-- A session of this process that the server has not given up yet may have it, too.
+select pg_try_advisory_lock_shared(:session_key::bigint) as done
+
 -- name: session_free
 -- Whether no session holds the key. The lock ends with this statement, in any session.
 select pg_try_advisory_xact_lock(:session_key::bigint) as done

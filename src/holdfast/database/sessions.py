@@ -36,6 +36,9 @@ class Session(Protocol):
     def hold(self, key: int, timeout: float) -> bool:
         """Lock ``key`` for the life of this session. However the process ends, the lock goes with it."""
 
+    def hold_shared(self, key: int, timeout: float) -> bool:
+        """The same, shared with other sessions of this process. On SQLite the process has the lock until its end."""
+
     def show_waiting(self, names: Iterable[str]) -> None:
         """Show other processes that this one waits for ``names``, where waiters only poll; nothing through a pooler."""
 

@@ -237,6 +237,14 @@ class SqliteSession:
     def hold(self, key: int, timeout: float) -> bool:
         return self._session_locks is not None and self._session_locks.hold(key)
 
+    def hold_shared(self, key: int, timeout: float) -> bool:
+        if self._session_locks is None:
+            return False
+        path = f"{self.database.target}.holdfast-live"
+        if path not in _process_locks:
+            _process_locks[path] = SessionLocks(path)
+        return _process_locks[path].hold(key)
+
     def fileno(self) -> None:
         return None
 
@@ -462,3 +470,15 @@ class SqliteSession:
         if "readonly" in text:
             return Refused(f"{self.database} is read-only: may this user write to the file and its folder?", "25006")
         return Refused(f"{self.database}: {text}")
+
+
+_process_locks: dict[str, SessionLocks] = {}
+"""Of the keys that no session of this process loses, by path."""
+
+
+@forks.in_child
+def _forget() -> None:
+    """The parent's locks must not outlive it in us."""
+    for locks in _process_locks.values():
+        locks.close()
+    _process_locks.clear()

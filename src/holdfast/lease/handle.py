@@ -216,7 +216,8 @@ class Handle(ABC, Generic[G]):
         self._engine.check_usable()
         token = new_token()
         if self._terms.failover != "session":
-            return self._attempt_with(token, None, grants, timeout)
+            owner_key = self._owner_key(timeout) if self._terms.failover == "owner" else None
+            return self._attempt_with(token, owner_key, grants, timeout)
         background = keeper_of(self._engine.database, brittle=True).background
         try:
             return self._attempt_with(token, self._session_key(token, timeout), grants, timeout)
@@ -231,7 +232,7 @@ class Handle(ABC, Generic[G]):
         try:
             row, asked_at = self._call(token, beat, session_key, timeout)
             if row["status"] == "beat_lost" and beat is not None:
-                if session_key is not None:  # the beat may have gone with the session
+                if terms.failover == "session":  # the beat may have gone with it
                     session_key = self._session_key(token, timeout)
                 lost, beat = beat, keeper.reserve(terms.ttl, session_key, instead_of=beat)
                 keeper.unreserve(lost)
@@ -305,6 +306,15 @@ class Handle(ABC, Generic[G]):
     def _holder(self) -> str:
         label: str = self._engine.process["label"]
         return self._terms.holder or label
+
+    def _owner_key(self, timeout: float) -> int | None:
+        """The owner key of this process, which is locked; None where sessions cannot be used, and the TTL decides."""
+        background = keeper_of(self._engine.database).background
+        if not background.has_owner_key and now() >= background.lacks_owner_key_until:
+            ready = Wakeup()
+            background.request_owner_key(ready.set)
+            ready.wait(timeout)
+        return background.owner_key if background.has_owner_key else None
 
     def _session_key(self, token: str, timeout: float) -> int:
         """The key that the background session has locked. The session stays open for this acquire."""

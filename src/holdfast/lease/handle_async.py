@@ -215,7 +215,8 @@ class AsyncHandle(ABC, Generic[G]):
         self._engine.check_usable()
         token = new_token()
         if self._terms.failover != "session":
-            return await self._attempt_with(token, None, grants, timeout)
+            owner_key = await self._owner_key(timeout) if self._terms.failover == "owner" else None
+            return await self._attempt_with(token, owner_key, grants, timeout)
         background = keeper_of(self._engine.database, brittle=True).background
         try:
             return await self._attempt_with(token, await self._session_key(token, timeout), grants, timeout)
@@ -232,7 +233,7 @@ class AsyncHandle(ABC, Generic[G]):
         try:
             row, asked_at = await self._call(token, beat, session_key, timeout)
             if row["status"] == "beat_lost" and beat is not None:
-                if session_key is not None:  # the beat may have gone with the session
+                if terms.failover == "session":  # the beat may have gone with it
                     session_key = await self._session_key(token, timeout)
                 lost, beat = beat, keeper.reserve(terms.ttl, session_key, instead_of=beat)
                 keeper.unreserve(lost)
@@ -306,6 +307,15 @@ class AsyncHandle(ABC, Generic[G]):
     def _holder(self) -> str:
         label: str = self._engine.process["label"]
         return self._terms.holder or label
+
+    async def _owner_key(self, timeout: float) -> int | None:
+        """The owner key of this process, which is locked; None where sessions cannot be used, and the TTL decides."""
+        background = keeper_of(self._engine.database).background
+        if not background.has_owner_key and now() >= background.lacks_owner_key_until:
+            ready = AsyncWakeup()
+            background.request_owner_key(ready.set)
+            await ready.wait(timeout)
+        return background.owner_key if background.has_owner_key else None
 
     async def _session_key(self, token: str, timeout: float) -> int:
         """The key that the background session has locked. The session stays open for this acquire."""

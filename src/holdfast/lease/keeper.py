@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, Self
 
-from holdfast.database.background import Background, background_of
+from holdfast.database.background import OWNER_KEYS, Background, background_of
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, OwnershipUnknown
 from holdfast.lease.loss import HISTORY_LIMIT, loss_by_expiry, loss_by_others, loss_by_silence
@@ -89,6 +89,11 @@ class Beat:
         self.is_shared = True
         """False for the beat of a single lease that is told of every heartbeat."""
 
+    @property
+    def lives_with_session(self) -> bool:
+        """Whether it ends with the session. Not with an owner key, which is taken again."""
+        return self.session_key is not None and self.session_key >> 48 != OWNER_KEYS
+
     @classmethod
     def requested(cls, ttl: float, session_key: int | None) -> Self:
         """A beat whose row the next acquire creates. Until then it has no trust."""
@@ -139,7 +144,7 @@ class Keeper:
         self._beats: list[Beat] = []
         self._requested: list[Beat] = []
         self._expiring: list[Beat] = []
-        """Only those that live with the session: it has to stay open for them."""
+        """Only those with a key: the session that holds it has to stay open for them."""
         self._purge_at = 0.0
         self._answered_by = math.inf
         """When the heartbeat that is under way has failed at the latest."""
@@ -194,7 +199,9 @@ class Keeper:
                 beat.every, beat.due = every, min(beat.due, now() + every)
             beat.add(lease)
             self.background.wake_by(beat.due)
-        if session_key is not None and session_key != self.background.session_key:
+            if session_key == self.background.owner_key and not self.background.has_owner_key:
+                self.background.wake()  # the session was closed as idle at this moment
+        if beat.lives_with_session and session_key != self.background.session_key:
             self._lose(beat, OwnershipUnknown("the session that held it was lost"))
         return beat
 
@@ -303,10 +310,20 @@ class Keeper:
     def needs_session(self) -> bool:
         return bool(self._beats or self._expiring)
 
+    def needs_owner_key(self) -> bool:
+        with self._lock:
+            return any(beat.session_key == self.background.owner_key for beat in [*self._beats, *self._expiring])
+
+    def show_owner(self) -> None:
+        with self._lock:
+            for beat in self._beats:
+                if beat.session_key == self.background.owner_key:
+                    beat.due = 0.0
+
     def session_lost(self, error: Exception | None) -> None:
         with self._lock:
-            self._expiring.clear()
-            lost = [beat for beat in self._beats if beat.session_key is not None]
+            self._expiring = [beat for beat in self._expiring if not beat.lives_with_session]
+            lost = [beat for beat in self._beats if beat.lives_with_session]
         for beat in lost:
             self._lose(beat, OwnershipUnknown(f"the session that held it was lost ({error})"))
 

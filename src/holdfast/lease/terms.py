@@ -8,6 +8,7 @@ from holdfast.errors import AcquireTimeout, HoldfastError, NotAcquired
 from holdfast.names import MAX_TTL, MIN_TTL, OnLost, check_name, check_seconds
 
 Failover = Literal["ttl", "session"]
+"""Within the package also "owner": by the TTL, or as soon as the owner key of the process is found free twice."""
 OnBeat = Callable[[HoldfastError | None, bool], object]
 
 
@@ -21,7 +22,7 @@ class LeaseTerms(NamedTuple):
     auto_renew: bool
     renew_every: float
     on_lost: OnLost[Any]
-    failover: Failover
+    failover: Failover | Literal["owner"]
     reenter: bool
     on_beat: OnBeat | None = None
     """Called in the background thread after each heartbeat: its error, and whether the lease is lost by it."""

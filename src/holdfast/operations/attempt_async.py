@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 log = logger("holdfast.operation")
 
 PAGE = 1000
+LOOK_EVERY = 0.1
+"""Seconds between two looks for the owner of an operation that is waited for."""
 _entered: ContextVar[tuple[AsyncAttempt, ...]] = ContextVar("holdfast_operations", default=())
 
 
@@ -84,6 +86,8 @@ class AsyncAttempt(ABC):
     """Of the run that this attempt is part of, if anything listens."""
     tries = 0
     """How often this run has tried before."""
+    _look_at = 0.0
+    """When to look for the owner again, while it is waited for."""
     _policy: AsyncPolicyChecks | None = None
     _is_entered = False
 
@@ -201,6 +205,13 @@ class AsyncAttempt(ABC):
             self.report_locked_out("timeout")
             raise in_progress(key, waited)
         left = max(0.0, terms.timeout - waited)
+        if now() >= self._look_at:
+            [look] = await self.spec.engine.call("operation_look", {"key": key.digest, "lease": self.spec.lease_name})
+            if look["seconds"] == 0:
+                return None  # the owner is gone
+            self._look_at = now() + (LOOK_EVERY if look["seconds"] is None else look["seconds"])
+            if look["seconds"] is not None:
+                left = min(left, look["seconds"] + 0.001)
         if terms.when_locked == "backoff":
             pause = backoff_delay(terms.retry, tries, jitter(0.0, 1.0), waited=waited, timeout=terms.timeout)
             await self._wait_in_line(min(pause, left))

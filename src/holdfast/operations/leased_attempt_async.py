@@ -116,7 +116,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
     def _lease_terms(self, name: str) -> LeaseTerms:
         terms = self.spec.terms
         on_lost: OnLost[AsyncLeaseGrant] = self._report_loss if callable(terms.on_lost) else terms.on_lost
-        return LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost)
+        return LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost)._replace(failover="owner")
 
     def _report_loss(self, _grant: AsyncLeaseGrant) -> object:
         """Call the user's ``on_lost`` with ``op``, once: two leases may be lost. Returns what it returns, which may

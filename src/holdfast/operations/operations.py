@@ -135,7 +135,12 @@ class Operations:
 
     def get(self, key: OperationKey | str) -> OperationRecord | None:
         """The record of an operation, or None when it was never begun."""
-        rows = self._engine.call("operation_list", {"key": as_key(key).digest, "limit": 1})
+        parameters = {"key": as_key(key).digest, "limit": 1}
+        rows = self._engine.call("operation_list", parameters)
+        if rows and rows[0]["alive"]:
+            [look] = self._engine.call("operation_look", {"key": rows[0]["key"], "lease": rows[0]["owner"]})
+            if look["seconds"] == 0:
+                rows = self._engine.call("operation_list", parameters)
         return OperationRecord._of(rows[0]) if rows else None
 
     def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
@@ -186,7 +191,7 @@ class Operations:
         verify: Function | None = None,
         on_partial: OnPartial | None = None,
         when_locked: WhenLocked = "wait",
-        timeout: float | None = 15.0,
+        timeout: float | Unset | None = Unset.UNSET,
         ttl: float = 30.0,
         keep: float | None = None,
         actor: str | None = None,

@@ -2,6 +2,9 @@
 select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now
   from holdfast.operation_get(:key)
 
+-- name: operation_look
+select holdfast.operation_look(:key, :lease) as seconds
+
 -- name: operation_begin
 -- This and operation_end also run in the user's own transaction, hence the casts.
 select holdfast.operation_begin(cast(:key as text), cast(:lock as bigint), cast(:lease as text)) as answer

@@ -3,6 +3,14 @@ select status, fingerprint, result, result_hash, error, attempt, fence, wal_poin
        coalesce(expires_at <= {now}, 0) as expired, {now} as now
   from (select 1) left join holdfast_operation on idem_key = :key;
 
+-- name: operation_look.gone
+-- The kernel unlocks the key of a process when it ends, and not before: it need not be looked at twice.
+select beat from holdfast_live where coalesce(holdfast_gone(session_key), 0)
+   and (name = :lease or name = (select owner from holdfast_idempotency_log where idem_key = :key and status = 'partial'));
+
+-- name: operation_look.declare_dead
+update holdfast_beat set dead = 1 where id = :beat;
+
 -- name: operation_begin.lock
 -- Changes nothing, and makes this transaction the one that writes.
 update holdfast_idempotency_log set attempt = attempt where 0;

@@ -16,6 +16,17 @@ _LEASE_TERMS = ("holder", "ttl", "beat", "reenter", "at_least", "solo", "session
 _NOT_GRANTED = dict.fromkeys(("token", "beat", "fence", "held_by", "remaining", "session_watch"))
 
 
+def _owner_lives(run: Run, key: str, lease: str) -> Rows:
+    return [] if run("operation_look.gone", key=key, lease=lease) else [{"seconds": None}]
+
+
+@call(volatile=True, answer=_owner_lives)
+def operation_look(run: Run, key: str, lease: str) -> Rows:
+    for row in run("operation_look.gone", key=key, lease=lease):
+        run("operation_look.declare_dead", beat=row["beat"])
+    return [{"seconds": 0.0}]
+
+
 @call()
 def operation_begin(run: Run, key: str, lease: str, **_: Any) -> Rows:
     run("operation_begin.lock")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from holdfast.lease.terms import check_on_lost
-from holdfast.names import MAX_TTL, MIN_TTL, OnLost, check_name, check_seconds, check_timeout
+from holdfast.names import MAX_TTL, MIN_TTL, OnLost, Unset, check_name, check_seconds, check_timeout
 
 Function = Callable[..., Any]
 WhenLocked = Literal["wait", "backoff", "skip", "fail", "escalate"]
@@ -101,7 +101,7 @@ class OperationTerms(NamedTuple):
         cls,
         *,
         when_locked: WhenLocked,
-        timeout: float | None,
+        timeout: float | Unset | None,
         ttl: float,
         keep: float | None,
         on_partial: OnPartial | None,
@@ -128,13 +128,16 @@ class OperationTerms(NamedTuple):
             raise TypeError(f"join must be True, False or None, not {join!r:.80}")
         if join is not None and not has_tx:
             raise ValueError(f"join={join} needs tx=, a connection: without one there is no transaction to join")
+        seconds = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
+        if isinstance(timeout, Unset):  # longer than the lease of a dead owner
+            timeout = 15.0 if has_tx else seconds + 5.0
         check_on_lost(on_lost)
         if on_lost != "flag" and has_tx:
             raise ValueError(
                 f"on_lost={on_lost!r:.80} is for an operation under a lease, and one with tx= has none: omit on_lost"
             )
         return cls(
-            when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL),
+            when_locked, check_timeout(timeout), seconds,
             None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),
             chosen, join, on_lost, None if actor is None else check_name(actor, "actor"),
             None if justification is None else check_name(justification, "justification", 1000),

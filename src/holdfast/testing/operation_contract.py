@@ -224,7 +224,7 @@ class OperationContract:
             waits.clear()
             with running(url, running_key) as finish, ThreadPoolExecutor(1) as pool:
                 waiter = client.operation(key(task), when_locked=patient, timeout=10 * LONG, retry=retry)
-                mine = pool.submit(lambda waiter=waiter: waiter.run(effects.do(7)))
+                mine = pool.submit(waiter.run, effects.do(7))
                 assert waits.wait(LONG)
                 finish()
                 assert mine.result(LONG).result == result

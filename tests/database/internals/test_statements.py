@@ -61,6 +61,7 @@ ONLY_POSTGRES = {
     "rollback": "A transaction on SQLite is ended by its session, for each call.",
     "session_free": _NOTIFY,
     "session_hold": "On SQLite a session holds a byte of a side file.",
+    "session_hold_shared": "On SQLite a process holds a byte of a side file.",
     "session_open": _SERVER,
     "session_tune": _SERVER,
     "share": "On SQLite no statement waits for a row.",

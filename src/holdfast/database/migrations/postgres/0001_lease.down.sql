@@ -18,6 +18,7 @@ drop function holdfast.lease_release(text, uuid, boolean, boolean);
 drop function holdfast.lease_await(text, uuid);
 drop function holdfast.lease_status(text, uuid);
 drop function holdfast.lease_renew(text, uuid);
+drop function holdfast.beat_look(uuid);
 drop function holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb);
 drop function holdfast.lease_end(holdfast.lease, text, boolean, text, text);
 drop function holdfast.wake(text);

@@ -55,6 +55,7 @@ create table holdfast.beat (
     solo           boolean not null,
     session_key    bigint,
     server_started timestamptz,
+    unseen_at      timestamptz,
     label          text not null,
     host           text,
     pid            int,
@@ -63,7 +64,8 @@ create table holdfast.beat (
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 comment on column holdfast.beat.solo is 'serves one lease, and is deleted with it';
 comment on column holdfast.beat.generation is 'rises when one of its leases is taken away before it expires; the next heartbeat reads it';
-comment on column holdfast.beat.session_key is 'advisory key that the session holds: if it is free, the session has ended (failover = session)';
+comment on column holdfast.beat.session_key is 'advisory key that the session holds: if it is free, the session has ended (failover = session). An owner key, 7846 in its first 16 bits, is taken again after a reconnect: see beat_look';
+comment on column holdfast.beat.unseen_at is 'when the owner key was found free; null again with the next heartbeat, which follows each taking of the key';
 
 -- No foreign key to beat: it would create a multixact in every acquire. A missing beat counts as dead.
 create table holdfast.lease (
@@ -332,6 +334,42 @@ begin
     end if;
 end $$;
 
+-- Look for the owner key of a beat. Null: its session lives, or the TTL alone decides. Else the seconds until the beat may be
+-- declared dead: the key has to be found free twice, 0.5 s apart, without a heartbeat in between. 0: this call has declared it dead.
+-- The lock is given back at once, so that the owner can take it again. Through a pooler that is still one session.
+create function holdfast.beat_look(beat uuid) returns double precision
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    b record;
+    seconds double precision;
+begin
+    select * into b from holdfast.beat x
+     where x.id = beat_look.beat and x.session_key >> 48 = 7846 and not x.dead and x.expires_at > clock_timestamp()
+       and x.server_started = pg_postmaster_start_time();
+    if not found then
+        return null;  -- where session locks are refused it ends here, because no beat has an owner key
+    elsif not pg_try_advisory_lock(b.session_key) then
+        return null;
+    end if;
+    perform pg_advisory_unlock(b.session_key);
+    seconds := 0.5 - extract(epoch from clock_timestamp() - b.unseen_at);
+    if seconds > 0 then
+        return seconds;
+    end if;
+    perform from holdfast.beat x where x.id = b.id and x.unseen_at is not distinct from b.unseen_at and not x.dead for no key update skip locked;
+    if not found then
+        return null;
+    elsif seconds is null then
+        update holdfast.beat x set unseen_at = clock_timestamp() where x.id = b.id;
+        return 0.5;
+    elsif not pg_try_advisory_lock(b.session_key) then  -- once more, under the lock of the row that a heartbeat needs
+        return null;
+    end if;
+    perform pg_advisory_unlock(b.session_key);
+    update holdfast.beat x set dead = true where x.id = b.id;
+    return 0;
+end $$;
+
 -- Acquire, take over or re-enter. status: acquired | taken_over | reentered | held | busy (retry soon) | beat_lost.
 -- Without a beat, it creates one for this lease alone, to be renewed with lease_renew(name, token). With a beat and a
 -- process, it creates the beat of that process if it is missing. With a beat but no process, the beat must exist.
@@ -348,6 +386,7 @@ declare
     r record;
     taken boolean;
     gone boolean;
+    look double precision;
     founds boolean;
     want uuid := coalesce(lease_acquire.token, gen_random_uuid());
     beat_id uuid := coalesce(lease_acquire.beat, gen_random_uuid());
@@ -384,12 +423,17 @@ begin
             return;
         end if;
         gone := false;
-        if taken and not r.dead and not r.expired and r.session_key is not null and r.server_started = pg_postmaster_start_time() then
+        look := null;
+        if taken and not r.dead and not r.expired and r.session_key >> 48 = 7846 then
+            look := holdfast.beat_look(r.beat);
+            r.dead := coalesce(look = 0, false);
+        elsif taken and not r.dead and not r.expired and r.session_key is not null and r.server_started = pg_postmaster_start_time() then
             gone := pg_try_advisory_xact_lock_shared(r.session_key);
         end if;
         if taken and not (r.dead or r.expired or gone) and not (reenter and r.holder = lease_acquire.holder and not r.kept) then
-            status := 'held'; held_by := r.holder; session_watch := r.session_key;
-            remaining := extract(epoch from r.expires_at - clock_timestamp()); beat := null;
+            status := 'held'; held_by := r.holder; 
+            session_watch := case when r.session_key >> 48 <> 7846 then r.session_key end;
+            remaining := least(extract(epoch from r.expires_at - clock_timestamp()), look); beat := null;
             return;
         end if;
         founds := lease_acquire.beat is null or not r.own_exists and process is not null;
@@ -450,7 +494,7 @@ begin
             if not r.kept then
                 insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
                 values (r.name, r.holder, r.host, r.pid, r.fence, r.acquired_at, least(coalesce(r.expires_at, clock_timestamp()), clock_timestamp()),
-                        case when status = 'reentered' then 'reentered' when gone then 'session_lost' else 'expired' end);
+                        case when status = 'reentered' then 'reentered' when gone or look = 0 then 'session_lost' else 'expired' end);
             end if;
             if r.solo and r.beat <> beat_id then
                 delete from holdfast.beat b where b.id = r.beat;
@@ -586,7 +630,8 @@ create function holdfast.beat_renew(beat uuid) returns table (generation bigint)
 language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
 begin
     if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
-    return query update holdfast.beat b set expires_at = clock_timestamp() + b.ttl
+    return query update holdfast.beat b set expires_at = clock_timestamp() + b.ttl, unseen_at = null,
+            server_started = case when b.session_key >> 48 = 7846 then pg_postmaster_start_time() else b.server_started end
      where b.id = beat_renew.beat and not b.dead and b.expires_at > clock_timestamp() returning b.generation # holdfast.server_life();
 end $$;
 
@@ -798,7 +843,7 @@ begin
     return (select max(version) from holdfast.schema_version);
 end $$;
 
-revoke all on function holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
+revoke all on function holdfast.beat_look(uuid), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
     holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
     holdfast.fence_raise(bigint), holdfast.fence_ahead(),
     holdfast.check_name(text, text), holdfast.waiters_name(text), holdfast.wake(text),

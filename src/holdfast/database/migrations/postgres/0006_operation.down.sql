@@ -16,6 +16,7 @@ drop function holdfast.operation_claim(text, text, text, double precision, uuid,
 drop function holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int,
     text, text, uuid, text, text, text, text, text, text, text, text, boolean, boolean);
 drop function holdfast.operation_begin(text, bigint, text);
+drop function holdfast.operation_look(text, text);
 drop function holdfast.operation_get(text);
 drop function holdfast.operation_alive(text, bigint);
 drop view holdfast.review_now;

@@ -194,6 +194,17 @@ begin
     now := extract(epoch from clock_timestamp());
 end $$;
 
+-- Look for the owner of an operation, and for the holder of the lease that an attempt needs: see beat_look. So the operation reads as
+-- partial when its owner is gone, and not only when its lease expires.
+create function holdfast.operation_look(key text, lease text) returns double precision
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return (select min(holdfast.beat_look(b)) from (
+        select distinct l.beat as b from holdfast.lease l
+         where l.name = operation_look.lease
+            or l.name = (select g.owner from holdfast.idempotency_log g where g.idem_key = operation_look.key and g.status = 'partial')) beats);
+end $$;
+
 -- operation_get inside the transaction of the effect, and take its lock. Returns JSON, because a row takes twice as long.
 -- Never waits. state: free, or busy if another transaction has the lock. began: operation_end compares it, to see that it runs
 -- in the same transaction. fixed: the transaction has one snapshot, so a retry in it would read the same. frozen: the
@@ -642,7 +653,7 @@ revoke all on function holdfast.review_open(text, text, text, text, text, text),
 revoke all on function holdfast.operation_claim(text, text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
     holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         text, text, text, text, text, text, text, text, boolean, boolean),
-    holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
+    holdfast.operation_look(text, text), holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_ready(), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
