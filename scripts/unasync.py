@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "holdfast"
 HAND_WRITTEN = {
-    "database/call_desk_async.py",
+    "database/call_dispatcher_async.py",
     "database/postgres_async.py",
     "database/sqlite_async.py",
     "driver/dial_async.py",

@@ -256,8 +256,8 @@ with client.lease("import", ttl=600) as grant:
     "lock",
     [
         "background.lock",
-        "client._engine._desk._mutex",
-        "client._engine._desk._places[0].lock",
+        "client._engine._dispatcher._mutex",
+        "client._engine._dispatcher._channels[0].lock",
         "threading._active_limbo_lock",
         "logging._lock",
     ],

@@ -38,7 +38,9 @@ _WRITES = {
     "object_swap": ("object", "id"),
     "object_put": ("object", "id"),
     "object_delete": ("object", "id"),
+    "operation_claim": ("operation", "key"),
     "operation_write": ("operation", "key"),
+    "operation_finish": ("operation", "key"),
 }
 """Statements that may share a transaction, with the noun and the parameter that a batch is sorted by. They are short,
 and each is correct as a transaction of its own. Every other statement is sent alone: it may wait for a row for seconds,

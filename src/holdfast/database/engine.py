@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
-from holdfast.database.call_desk import CallDesk, CallSession
+from holdfast.database.call_dispatcher import CallDispatcher, CallSession
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
@@ -94,7 +94,7 @@ class Engine(ABC):
         """Whether the tables were once found to be those of this version."""
         self._identity = this_process()
         self._sessions = sessions
-        self._desk = CallDesk(self, sessions)
+        self._dispatcher = CallDispatcher(self, sessions)
 
     def __reduce__(self) -> NoReturn:
         """Everything a client makes refers to its engine, so none of it can be pickled or copied deeply."""
@@ -146,7 +146,7 @@ class Engine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                rows = self._desk.call(name, parameters, deadline, alone=alone)
+                rows = self._dispatcher.call(name, parameters, deadline, alone=alone)
                 return rows if unanswered is None else Repeated(rows)
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
@@ -215,7 +215,7 @@ class Engine(ABC):
         self.notice_fork()
         self.closed = True
         try:
-            self._desk.close(now() + CALL_TIMEOUT)
+            self._dispatcher.close(now() + CALL_TIMEOUT)
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -242,7 +242,7 @@ class Engine(ABC):
         if self.era != forks.era:
             self.era, self._identity = forks.era, this_process()
             self.resources, self._state = {}, {}
-            self._desk = CallDesk(self, self._sessions)
+            self._dispatcher = CallDispatcher(self, self._sessions)
 
     # The version of the tables
 

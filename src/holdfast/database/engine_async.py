@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
-from holdfast.database.call_desk_async import AsyncCallDesk, AsyncCallSession
+from holdfast.database.call_dispatcher_async import AsyncCallDispatcher, AsyncCallSession
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
@@ -93,7 +93,7 @@ class AsyncEngine(ABC):
         """Whether the tables were once found to be those of this version."""
         self._identity = this_process()
         self._sessions = sessions
-        self._desk = AsyncCallDesk(self, sessions)
+        self._dispatcher = AsyncCallDispatcher(self, sessions)
 
     def __reduce__(self) -> NoReturn:
         """Everything a client makes refers to its engine, so none of it can be pickled or copied deeply."""
@@ -145,7 +145,7 @@ class AsyncEngine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                rows = await self._desk.call(name, parameters, deadline, alone=alone)
+                rows = await self._dispatcher.call(name, parameters, deadline, alone=alone)
                 return rows if unanswered is None else Repeated(rows)
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
@@ -214,7 +214,7 @@ class AsyncEngine(ABC):
         self.notice_fork()
         self.closed = True
         try:
-            await self._desk.close(now() + CALL_TIMEOUT)
+            await self._dispatcher.close(now() + CALL_TIMEOUT)
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -241,7 +241,7 @@ class AsyncEngine(ABC):
         if self.era != forks.era:
             self.era, self._identity = forks.era, this_process()
             self.resources, self._state = {}, {}
-            self._desk = AsyncCallDesk(self, self._sessions)
+            self._dispatcher = AsyncCallDispatcher(self, self._sessions)
 
     # The version of the tables
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from holdfast.database.call_desk import CallSession
+from holdfast.database.call_dispatcher import CallSession
 from holdfast.database.engine import DENIED, LOCKED, Engine
 from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row

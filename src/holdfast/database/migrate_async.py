@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from holdfast.database.call_desk_async import AsyncCallSession
+from holdfast.database.call_dispatcher_async import AsyncCallSession
 from holdfast.database.engine_async import DENIED, LOCKED, AsyncEngine
 from holdfast.database.privileges import migrate_remedy
 from holdfast.database.sessions import Row

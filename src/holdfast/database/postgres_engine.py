@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from holdfast.database.call_desk import CallSession
+from holdfast.database.call_dispatcher import CallSession
 from holdfast.database.engine import CALL_TIMEOUT, DENIED, Answers, Engine
 from holdfast.database.postgres import PostgresSession
 from holdfast.database.privileges import migrate_command, remedy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.database.call_desk_async import AsyncCallSession
+from holdfast.database.call_dispatcher_async import AsyncCallSession
 from holdfast.database.engine_async import CALL_TIMEOUT, DENIED, Answers, AsyncEngine
 from holdfast.database.postgres_async import AsyncPostgresSession
 from holdfast.database.privileges import migrate_command, remedy

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.call_desk_async import AsyncCallSession
+from holdfast.database.call_dispatcher_async import AsyncCallSession
 from holdfast.database.call_queue import Answer
 from holdfast.database.sessions import Calls, Row
 from holdfast.database.statements import Dialect, statements

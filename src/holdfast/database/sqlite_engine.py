@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.call_desk import CallSession
+from holdfast.database.call_dispatcher import CallSession
 from holdfast.database.engine import CALL_TIMEOUT, NOTHING, Answers, Engine
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, Row, Statement
@@ -71,7 +71,7 @@ class SqliteEngine(Engine):
         return version
 
     def give_up(self, *, dies: bool) -> list[Statement]:
-        for session in self._desk.sessions if dies else []:
+        for session in self._dispatcher.sessions if dies else []:
             give_way = getattr(session, "give_way", None)  # sync: in asyncio another thread writes
             if give_way is not None:
                 give_way()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.call_desk import CallSession
+from holdfast.database.call_dispatcher import CallSession
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.call_desk_async import AsyncCallSession
+from holdfast.database.call_dispatcher_async import AsyncCallSession
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements

@@ -116,8 +116,8 @@ def test_what_has_begun_goes_on_when_a_later_holdfast_migrates_under_it(bare: st
     dot = "_" if bare.startswith("sqlite") else "."
 
     def reconnect() -> None:  # as after a second without a call
-        assert client._engine._desk.sessions
-        client._engine._desk.close(now() + 60)
+        assert client._engine._dispatcher.sessions
+        client._engine._dispatcher.close(now() + 60)
 
     def effect() -> str:
         query(bare, f"insert into holdfast{dot}schema_version (version, name) values (99, 'later')")

@@ -51,7 +51,7 @@ def test_one_lease_costs_one_connection_and_none_when_it_is_over(
     connect: Callable[..., Any], postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session for calls goes when it is idle, the keeper's when there is nothing to keep."""
-    for module in ("call_desk", "call_desk_async"):
+    for module in ("call_dispatcher", "call_dispatcher_async"):
         monkeypatch.setattr(f"holdfast.database.{module}.IDLE", 0.1)
     client = connect(postgres_url)
     grant = client.lease("a", ttl=600, renew_every=0.1).acquire()

@@ -187,7 +187,7 @@ if child == 0:
     os.write(tell, b"x")
     time.sleep(600)
 os.read(told, 1)
-while client._engine._desk.sessions:  # it is closed when it has been idle for a while
+while client._engine._dispatcher.sessions:  # it is closed when it has been idle for a while
     time.sleep(0.01)
 os.write(say, b"x")
 os.read(told, 1)
@@ -247,7 +247,7 @@ import os, sys, holdfast
 from holdfast.runtime import forks
 client = holdfast.Client(sys.argv[1])
 client.leases.list()
-client._engine._desk.sessions[0].set_down = lambda deadline: False  # somebody writes, and does not come out
+client._engine._dispatcher.sessions[0].set_down = lambda deadline: False  # somebody writes, and does not come out
 child = os.fork()
 if child == 0:
     try:

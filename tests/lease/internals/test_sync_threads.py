@@ -37,7 +37,7 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 print("held")
 def look():
-    while not client._engine._desk.is_busy():
+    while not client._engine._dispatcher.is_busy():
         time.sleep(0.001)
     print("in the call")
 while True:
@@ -74,7 +74,7 @@ def slow(either: str) -> Iterator[Slow]:
 
 
 def is_in_a_call(client: Any) -> bool:
-    return bool(client._engine._desk.is_busy())
+    return bool(client._engine._dispatcher.is_busy())
 
 
 @pytest.mark.parametrize("action", ACTIONS)

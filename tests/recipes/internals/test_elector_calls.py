@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.database import call_desk
+from holdfast.database import call_dispatcher
 from holdfast.lease.keeper import keeper_of
 from holdfast.recipes import elector as elector_module
 from holdfast.runtime.clock import now
@@ -54,7 +54,7 @@ def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
 ) -> None:
     """Without the session another replica would lead at once. The lease is released when the work has ended, although
     its client is closed."""
-    monkeypatch.setattr(call_desk, "IDLE", 0.01)
+    monkeypatch.setattr(call_dispatcher, "IDLE", 0.01)
     with (
         replicas_beside(either, **SLOW | {"grace": 0.01, "failover": "session"}) as one,
         holdfast.Client(either) as late,

@@ -1,11 +1,12 @@
-"""The sessions of a client for its calls, in threads: the thread of a caller sends. ``call_desk_async`` is for tasks.
+"""The sessions of a client for its calls, in threads: the thread of a caller sends. ``call_dispatcher_async`` is for
+tasks.
 
 A caller that finds a session free leads: it takes the calls that wait, its own among them, sends them, distributes the
 answers, and wakes the thread that leads next. All others wait for an answer, for their turn to lead, or for their
 deadline. Of a batch, the call with the latest deadline leads, because the leader waits as long as any of them may.
 
 What waits is in ``CallQueue``, which decides; here is only who sends, and what an interrupt leaves behind: Ctrl-C may
-come at any bytecode. So a place is locked by a lock that knows its owner, and ``_leave`` ends every call. A wake-up
+come at any bytecode. So a channel is locked by a lock that knows its owner, and ``_leave`` ends every call. A wake-up
 that an interrupt lost costs half a second: then each thread that waits looks again.
 """
 
@@ -51,7 +52,7 @@ class CallSession(Protocol):
 
 
 class Opener(Protocol):
-    """What the desk needs of its engine."""
+    """What the dispatcher needs of its engine."""
 
     owner: Owner
     database: Database
@@ -63,7 +64,7 @@ class Opener(Protocol):
         """A session that finds our tables."""
 
 
-class _Place:
+class _Channel:
     """A session, or the room for one, and what is being sent on it."""
 
     def __init__(self) -> None:
@@ -93,13 +94,13 @@ class _Receiver:
             pass  # it is free already
 
 
-class CallDesk:
+class CallDispatcher:
     def __init__(self, engine: Opener, sessions: int) -> None:
         self._engine = engine
         self._queue = CallQueue()
         self._mutex = threading.RLock()
         """Guards the queue. It knows its owner, too."""
-        self._places = [_Place() for _ in range(sessions)]
+        self._channels = [_Channel() for _ in range(sessions)]
         self._closes_when_idle = False
 
     def call(self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False) -> list[Row]:
@@ -107,15 +108,15 @@ class CallDesk:
         self.check_free()
         call = QueuedCall(name, parameters, deadline, alone)
         try:
-            if self._queue.waiting or (place := self._enter(opens_another=False)) is None:
+            if self._queue.waiting or (channel := self._enter(opens_another=False)) is None:
                 call.receiver = _Receiver()
                 with self._mutex:
                     self._queue.add(call)
                 return self._answer(call)
-            place.is_sent = False  # hot: no other call waits. The queue would cost 5 us, a tenth of a call
-            place.batch.append(call)
-            self._send(place)
-            place.lock.release()
+            channel.is_sent = False  # hot: no other call waits. The queue would cost 5 us, a tenth of a call
+            channel.batch.append(call)
+            self._send(channel)
+            channel.lock.release()
             if isinstance(call.answer, list):
                 return call.answer
             assert call.answer is not None
@@ -125,28 +126,28 @@ class CallDesk:
 
     def check_free(self) -> None:
         """Unreachable when this thread is inside: a signal handler that interrupted a call would wait for itself."""
-        if self._mutex._is_owned() or any(place.is_mine() for place in self._places):  # type: ignore[attr-defined]
+        if self._mutex._is_owned() or any(channel.is_mine() for channel in self._channels):  # type: ignore[attr-defined]
             raise Unreachable(OCCUPIED)
 
     def is_busy(self) -> bool:
         """Whether something is being sent at this moment."""
-        return any(place.batch for place in self._places)
+        return any(channel.batch for channel in self._channels)
 
     @property
     def sessions(self) -> list[CallSession]:
         """Those that are open."""
-        return [place.session for place in self._places if place.session is not None]
+        return [channel.session for channel in self._channels if channel.session is not None]
 
     def close(self, deadline: float) -> None:
         """Unreachable when a call was not answered before ``deadline``, and keeps its session."""
         self.check_free()
-        for place in self._places:
-            if not place.lock.acquire(timeout=max(0.0, deadline - now())):
+        for channel in self._channels:
+            if not channel.lock.acquire(timeout=max(0.0, deadline - now())):
                 raise Unreachable(OCCUPIED)
             try:
-                self._discard(place)
+                self._discard(channel)
             finally:
-                place.lock.release()
+                channel.lock.release()
         self._wake_next()
 
     # The caller
@@ -154,10 +155,10 @@ class CallDesk:
     def _answer(self, call: QueuedCall) -> list[Row]:
         patience = PATIENCE
         while call.answer is None:
-            if (place := self._enter(opens_another=patience > PATIENCE)) is not None:
-                if self._take(place, call):
-                    self._send(place)
-                place.lock.release()
+            if (channel := self._enter(opens_another=patience > PATIENCE)) is not None:
+                if self._take(channel, call):
+                    self._send(channel)
+                channel.lock.release()
                 if call.answer is not None:
                     break
                 if self._wake_next() is call:  # it was rolled back, and is next
@@ -174,68 +175,68 @@ class CallDesk:
     def _late(self, call: QueuedCall) -> EngineError:
         with self._mutex:
             self._queue.leave(call)
-            is_sent = any(call in place.batch and place.is_sent for place in self._places)
+            is_sent = any(call in channel.batch and channel.is_sent for channel in self._channels)
         return late(self._engine.database, is_sent=is_sent)
 
-    def _enter(self, *, opens_another: bool) -> _Place | None:
-        """A place that is free, locked. ``opens_another``: also one beyond the first, which would split the batches of
+    def _enter(self, *, opens_another: bool) -> _Channel | None:
+        """A channel that is free, locked. ``opens_another``: also one beyond the first. It would split the batches of
         calls that only wait for a commit."""
-        for number, place in enumerate(self._places):
-            if (not number or opens_another) and place.lock.acquire(False):
-                return place
+        for number, channel in enumerate(self._channels):
+            if (not number or opens_another) and channel.lock.acquire(False):
+                return channel
         return None
 
-    def _take(self, place: _Place, call: QueuedCall) -> bool:
+    def _take(self, channel: _Channel, call: QueuedCall) -> bool:
         """Take the next batch, if this caller is the one to send it."""
         with self._mutex:
             leader = _leader(self._queue)
             if leader is None or leader.receiver.thread != call.receiver.thread:
                 return False
-            place.is_sent = False
-            self._queue.take(place.batch)
+            channel.is_sent = False
+            self._queue.take(channel.batch)
             return True
 
-    def _send(self, place: _Place) -> None:
-        batch = place.batch
+    def _send(self, channel: _Channel) -> None:
+        batch = channel.batch
         deadline = max(call.deadline for call in batch)
         try:
-            if (session := place.session) is None:
-                session = place.session = self._engine.open(max(0.05, deadline - now()))
+            if (session := channel.session) is None:
+                session = channel.session = self._engine.open(max(0.05, deadline - now()))
             if len(batch) > 1:
                 with self._mutex:  # a caller whose time is over must know whether its call is sent
                     self._queue.start(batch, shares=session.shares)
                     session.committed = None
-                    place.is_sent = True
+                    channel.is_sent = True
                 if not batch:
                     return
-            place.is_sent = True
+            channel.is_sent = True
             answers = _ask(session, batch, max(0.01, deadline - now()))
         except Exception as error:
             if isinstance(error, Unanswered):
-                self._discard(place)
-            self._fail(place, error)
+                self._discard(channel)
+            self._fail(channel, error)
         else:
-            self._settle(place, answers)
-            place.was_used = True
+            self._settle(channel, answers)
+            channel.was_used = True
             if not self._closes_when_idle:
                 self._close_when_idle()
 
     def _leave(self, call: QueuedCall) -> None:
         """The end of a call, whatever ended it."""
-        for place in self._places:
-            if place.is_mine():  # interrupted
-                if place.batch and place.is_sent:
-                    session = place.session
-                    self._discard(place)
-                    if session is not None and session.committed is not None and len(place.batch) > 1:
-                        self._settle(place, session.committed)
+        for channel in self._channels:
+            if channel.is_mine():  # interrupted
+                if channel.batch and channel.is_sent:
+                    session = channel.session
+                    self._discard(channel)
+                    if session is not None and session.committed is not None and len(channel.batch) > 1:
+                        self._settle(channel, session.committed)
                     else:
-                        self._fail(place, Unanswered("the thread that sent this call with its own was interrupted"))
-                elif place.batch:
+                        self._fail(channel, Unanswered("the thread that sent this call with its own was interrupted"))
+                elif channel.batch:
                     with self._mutex:
-                        self._queue.put_back(place.batch)
-                        place.batch = []
-                place.lock.release()
+                        self._queue.put_back(channel.batch)
+                        channel.batch = []
+                channel.lock.release()
         if call.answer is None:
             with self._mutex:
                 self._queue.leave(call)
@@ -250,25 +251,25 @@ class CallDesk:
             leader.receiver.notify()
         return leader
 
-    def _settle(self, place: _Place, answers: Sequence[Answer]) -> None:
+    def _settle(self, channel: _Channel, answers: Sequence[Answer]) -> None:
         with self._mutex:
-            answered = self._queue.settle(place.batch, answers)
-            place.batch = []
+            answered = self._queue.settle(channel.batch, answers)
+            channel.batch = []
         for call in answered:
             if call.receiver is not None:
                 call.receiver.notify()
 
-    def _fail(self, place: _Place, error: Exception) -> None:
+    def _fail(self, channel: _Channel, error: Exception) -> None:
         with self._mutex:
-            failed = self._queue.fail(place.batch, error)
-            place.batch = []
+            failed = self._queue.fail(channel.batch, error)
+            channel.batch = []
         for call in failed:
             if call.receiver is not None:
                 call.answer = own_copy(error)
                 call.receiver.notify()
 
-    def _discard(self, place: _Place) -> None:
-        session, place.session = place.session, None
+    def _discard(self, channel: _Channel) -> None:
+        session, channel.session = channel.session, None
         if session is not None:
             session.close()
 
@@ -281,21 +282,21 @@ class CallDesk:
     def _close_idle(self) -> None:
         """In the background thread: close the sessions that were not used since the last time."""
         is_used = False
-        for place in self._places:
-            if place.is_mine() or not place.lock.acquire(blocking=False):
+        for channel in self._channels:
+            if channel.is_mine() or not channel.lock.acquire(blocking=False):
                 is_used = True
                 continue
             try:
-                if place.session is not None and place.was_used and has_its_target(place.session):
-                    place.was_used, is_used = False, True
+                if channel.session is not None and channel.was_used and has_its_target(channel.session):
+                    channel.was_used, is_used = False, True
                 else:
-                    self._discard(place)
+                    self._discard(channel)
             finally:
-                place.lock.release()
+                channel.lock.release()
         self._closes_when_idle = False
         if is_used and not self._engine.closed:
             self._close_when_idle()
-        self._wake_next()  # a caller may have met a place that we had locked
+        self._wake_next()  # a caller may have met a channel that we had locked
 
 
 def _leader(queue: CallQueue) -> QueuedCall | None:

@@ -32,7 +32,7 @@ def occupied(client: Any, url: str) -> Iterator[None]:
             with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as writer:
                 writer.execute("begin immediate")
                 first = pool.submit(client.lease("first", ttl=600).acquire)
-                eventually(lambda: client._engine._desk.is_busy(), "the first one is being sent")
+                eventually(lambda: client._engine._dispatcher.is_busy(), "the first one is being sent")
                 yield
         else:
             with locked(url) as connection:
@@ -47,7 +47,7 @@ def leases(url: str) -> set[str]:
 
 
 def queued(client: Any) -> int:
-    return len(client._engine._desk._queue.waiting)
+    return len(client._engine._dispatcher._queue.waiting)
 
 
 def test_what_queued_while_one_was_sent_shares_a_transaction(connect: Connect, postgres_url: str) -> None:
@@ -67,7 +67,7 @@ def test_behind_a_pooler_each_call_is_sent_alone(connect: Connect, postgres_url:
     """There the isolation level may be any, and a setting of one transaction may meet another server session."""
     client = connect(postgres_url, sessions=1)
     client.lease("anchor", ttl=600).acquire()
-    client._engine._desk.sessions[0].shares = False  # as it is with a session that is pooled
+    client._engine._dispatcher.sessions[0].shares = False  # as it is with a session that is pooled
     with ThreadPoolExecutor(MANY) as pool:
         with occupied(client, postgres_url):
             asked = [pool.submit(client.lease(f"a{i}", ttl=600).acquire) for i in range(MANY)]
@@ -139,8 +139,8 @@ async def test_a_cancelled_call_leaves_the_batch_to_its_neighbours(postgres_url:
             connection.execute("lock table holdfast.lease in access exclusive mode")
             tasks = [asyncio.create_task(client.lease(f"a{i}", ttl=600).acquire()) for i in range(MANY)]
             await asyncio.sleep(0)
-            desk: Any = client._engine._desk
-            assert len(desk._places[0].batch) + len(desk._queue.waiting) == MANY
+            dispatcher: Any = client._engine._dispatcher
+            assert len(dispatcher._channels[0].batch) + len(dispatcher._queue.waiting) == MANY
             for task in tasks[::3]:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks[::3], return_exceptions=True)
@@ -172,7 +172,7 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent(postgres_ur
 def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look again after half a second, and here after an hour."""
     for wait in ("NAP", "PATIENCE", "IDLE"):
-        monkeypatch.setattr(f"holdfast.database.call_desk.{wait}", 3600.0)
+        monkeypatch.setattr(f"holdfast.database.call_dispatcher.{wait}", 3600.0)
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(MANY) as pool:
 
         def work(number: int) -> None:
@@ -188,27 +188,27 @@ def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypa
 def test_one_that_waits_long_costs_the_others_a_second_session_which_is_closed_when_idle(
     connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("call_desk", "call_desk_async"):
+    for module in ("call_dispatcher", "call_dispatcher_async"):
         monkeypatch.setattr(f"holdfast.database.{module}.IDLE", 0.1)
     client = connect(either)
     with client.lease("anchor", ttl=600):
         client.objects.put_if("t", "a", 1, holdfast.MustCreate())
-        assert len(client._engine._desk.sessions) == 1
+        assert len(client._engine._dispatcher.sessions) == 1
         with ThreadPoolExecutor(1) as pool:
             if either.startswith("sqlite"):
                 with closing(sqlite3.connect(either.removeprefix("sqlite:///"), isolation_level=None)) as writer:
                     writer.execute("begin immediate")
                     stuck = pool.submit(client.lease("b", ttl=600).acquire)
-                    eventually(lambda: client._engine._desk.is_busy(), "it is being sent")
+                    eventually(lambda: client._engine._dispatcher.is_busy(), "it is being sent")
                     assert client.objects.get("t", "a").payload == 1
             else:
                 with locked(either) as connection:
                     stuck = pool.submit(client.lease("b", ttl=600).acquire)
                     eventually(lambda: waiters(connection) == 1, "it waits in the server")
                     assert client.objects.get("t", "a").payload == 1
-            assert len(client._engine._desk.sessions) == 2
+            assert len(client._engine._dispatcher.sessions) == 2
             stuck.result(PATIENCE).release()
-        eventually(lambda: client._engine._desk.sessions == [], "both are closed")
+        eventually(lambda: client._engine._dispatcher.sessions == [], "both are closed")
 
 
 def test_a_client_with_one_session_opens_no_second(connect: Connect, postgres_url: str) -> None:
@@ -216,7 +216,7 @@ def test_a_client_with_one_session_opens_no_second(connect: Connect, postgres_ur
     client.leases.list()
     with occupied(client, postgres_url), pytest.raises(holdfast.EngineError, match=r"in progress|in time"):
         client._engine.call("lease_history", {"name": None, "limit": 1}, timeout=0.2)
-    assert len(client._engine._desk.sessions) == 1
+    assert len(client._engine._dispatcher.sessions) == 1
 
 
 @pytest.mark.parametrize(("sessions", "error"), [(0, ValueError), (True, TypeError), (1.5, TypeError)])

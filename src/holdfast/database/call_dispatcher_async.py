@@ -1,4 +1,4 @@
-"""The sessions of a client for its calls, on an event loop. ``call_desk`` is for threads.
+"""The sessions of a client for its calls, on an event loop. ``call_dispatcher`` is for threads.
 
 No caller sends: whatever adds a call or frees a session starts the next batch, and its answer is a callback. So a
 caller that is cancelled leaves the batch to its neighbours.
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.database.background import Background
-from holdfast.database.call_desk import IDLE, PATIENCE, has_its_target, late, own_copy
+from holdfast.database.call_dispatcher import IDLE, PATIENCE, has_its_target, late, own_copy
 from holdfast.database.call_queue import Answer, CallQueue, QueuedCall
 from holdfast.database.sessions import Row
 from holdfast.database.url import Database
@@ -39,7 +39,7 @@ class AsyncCallSession(Protocol):
 
 
 class AsyncOpener(Protocol):
-    """What the desk needs of its engine."""
+    """What the dispatcher needs of its engine."""
 
     owner: AsyncOwner
     database: Database
@@ -51,7 +51,7 @@ class AsyncOpener(Protocol):
         """A session that finds our tables."""
 
 
-class _AsyncPlace:
+class _AsyncChannel:
     """A session, or the room for one, and what is being sent on it."""
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class _AsyncPlace:
         self.opening: asyncio.Task[None] | None = None
 
 
-class AsyncCallDesk:
+class AsyncCallDispatcher:
     def __init__(self, engine: AsyncOpener, sessions: int) -> None:
         self._engine = engine
         self._queue = CallQueue()
-        self._places = [_AsyncPlace() for _ in range(sessions)]
+        self._channels = [_AsyncChannel() for _ in range(sessions)]
         self._closes_when_idle = self._is_late_armed = self._is_gathering = False
 
     async def call(
@@ -90,45 +90,45 @@ class AsyncCallDesk:
 
     def is_busy(self) -> bool:
         """Whether something is being sent at this moment."""
-        return any(place.batch for place in self._places)
+        return any(channel.batch for channel in self._channels)
 
     @property
     def sessions(self) -> list[AsyncCallSession]:
         """Those that are open."""
-        return [place.session for place in self._places if place.session is not None]
+        return [channel.session for channel in self._channels if channel.session is not None]
 
     async def close(self, deadline: float) -> None:
         """Calls that are being sent are Unanswered."""
-        for place in self._places:
-            self._discard(place)
+        for channel in self._channels:
+            self._discard(channel)
 
     def _on_deadline(self, call: QueuedCall) -> None:
-        place = next((place for place in self._places if call in place.batch), None)
-        if place is not None and call.deadline >= place.deadline:
+        channel = next((channel for channel in self._channels if call in channel.batch), None)
+        if channel is not None and call.deadline >= channel.deadline:
             return  # the session, or its opening, ends at this moment, and knows why
         self._queue.leave(call)
         if not call.receiver.done():
-            is_sent = place is not None and place.session is not None
+            is_sent = channel is not None and channel.session is not None
             call.receiver.set_exception(late(self._engine.database, is_sent=is_sent))
 
     # The sessions
 
     def _serve(self, *, opens_another: bool = False) -> None:
-        """Send what waits, as far as there are free places."""
-        for number, place in enumerate(self._places):
+        """Send what waits, as far as there are free channels."""
+        for number, channel in enumerate(self._channels):
             if not self._queue.waiting:
                 return
-            if not place.batch and (not number or opens_another):
+            if not channel.batch and (not number or opens_another):
                 opens_another = False
-                self._queue.take(place.batch)
-                place.deadline = max(call.deadline for call in place.batch)
-                for call in place.batch:
-                    if call.deadline + TOLERANCE < place.deadline:
+                self._queue.take(channel.batch)
+                channel.deadline = max(call.deadline for call in channel.batch)
+                for call in channel.batch:
+                    if call.deadline + TOLERANCE < channel.deadline:
                         self._limit(call)
-                self._send(place)
+                self._send(channel)
         for call in self._queue.waiting:
             self._limit(call)
-        if self._queue.waiting and len(self._places) > 1 and not self._is_late_armed:
+        if self._queue.waiting and len(self._channels) > 1 and not self._is_late_armed:
             self._is_late_armed = True
             asyncio.get_running_loop().call_later(PATIENCE, self._on_late, self._queue.waiting[0])
 
@@ -143,55 +143,55 @@ class AsyncCallDesk:
         if self._queue.waiting:
             self._serve(opens_another=self._queue.waiting[0] is call)
 
-    def _send(self, place: _AsyncPlace) -> None:
-        if place.session is None:
-            place.opening = asyncio.get_running_loop().create_task(self._open(place))
+    def _send(self, channel: _AsyncChannel) -> None:
+        if channel.session is None:
+            channel.opening = asyncio.get_running_loop().create_task(self._open(channel))
             return
-        session, batch = place.session, place.batch
+        session, batch = channel.session, channel.batch
         self._queue.start(batch, shares=session.shares)
         if not batch:
             return
-        timeout = max(0.01, place.deadline - now())
+        timeout = max(0.01, channel.deadline - now())
         try:
             answer: Awaitable[Any]
             if len(batch) > 1:
                 answer = session.call_together([(call.name, call.parameters) for call in batch], timeout)
             else:
                 answer = session.call(batch[0].name, batch[0].parameters, timeout)
-            asyncio.ensure_future(answer).add_done_callback(lambda future: self._on_answer(place, session, future))
+            asyncio.ensure_future(answer).add_done_callback(lambda future: self._on_answer(channel, session, future))
         except Exception as error:
-            self._fail(place, error)
+            self._fail(channel, error)
             self._serve()
 
-    async def _open(self, place: _AsyncPlace) -> None:
+    async def _open(self, channel: _AsyncChannel) -> None:
         """In a task of its own, which no caller's cancellation ends."""
         try:
-            session = await self._engine.open(max(0.05, place.deadline - now()))
+            session = await self._engine.open(max(0.05, channel.deadline - now()))
         except BaseException as error:
-            self._fail(place, error if isinstance(error, Exception) else Unanswered("the event loop was closed"))
+            self._fail(channel, error if isinstance(error, Exception) else Unanswered("the event loop was closed"))
             if not isinstance(error, Exception):
                 raise
         else:
             if self._engine.closed:
                 session.close()
-                self._fail(place, EngineError(f"the client of {self._engine.database} is closed"))
+                self._fail(channel, EngineError(f"the client of {self._engine.database} is closed"))
             else:
-                place.session = session
-                self._send(place)
+                channel.session = session
+                self._send(channel)
         self._serve()
 
-    def _on_answer(self, place: _AsyncPlace, session: AsyncCallSession, future: asyncio.Future[Any]) -> None:
-        batch = place.batch
+    def _on_answer(self, channel: _AsyncChannel, session: AsyncCallSession, future: asyncio.Future[Any]) -> None:
+        batch = channel.batch
         error = Unanswered("the event loop was closed") if future.cancelled() else future.exception()
         if isinstance(error, Refused) and len(batch) == 1:
-            self._settle(place, [error])
+            self._settle(channel, [error])
         elif error is not None:
-            if isinstance(error, Unanswered) and place.session is session:
-                self._discard(place)
-            self._fail(place, error)
+            if isinstance(error, Unanswered) and channel.session is session:
+                self._discard(channel)
+            self._fail(channel, error)
         else:
-            self._settle(place, future.result() if len(batch) > 1 else [future.result()])
-        place.was_used = True
+            self._settle(channel, future.result() if len(batch) > 1 else [future.result()])
+        channel.was_used = True
         if not self._closes_when_idle:
             self._close_when_idle()
         if not self._is_gathering:
@@ -203,8 +203,8 @@ class AsyncCallDesk:
         self._is_gathering = False
         self._serve()
 
-    def _settle(self, place: _AsyncPlace, answers: Sequence[Answer]) -> None:
-        batch, place.batch = place.batch, []
+    def _settle(self, channel: _AsyncChannel, answers: Sequence[Answer]) -> None:
+        batch, channel.batch = channel.batch, []
         for call in self._queue.settle(batch, answers):
             if call.receiver.done():
                 continue
@@ -213,14 +213,14 @@ class AsyncCallDesk:
             else:
                 call.receiver.set_result(call.answer)
 
-    def _fail(self, place: _AsyncPlace, error: BaseException) -> None:
-        batch, place.batch = place.batch, []
+    def _fail(self, channel: _AsyncChannel, error: BaseException) -> None:
+        batch, channel.batch = channel.batch, []
         for call in self._queue.fail(batch, error):
             if not call.receiver.done():
                 call.receiver.set_exception(own_copy(error))
 
-    def _discard(self, place: _AsyncPlace) -> None:
-        session, place.session = place.session, None
+    def _discard(self, channel: _AsyncChannel) -> None:
+        session, channel.session = channel.session, None
         if session is not None:
             session.close()
 
@@ -235,17 +235,17 @@ class AsyncCallDesk:
         if self._engine.owner.alive():
             self._engine.owner.call(self._close_idle)
         else:  # the loop is closed, so nothing else would close them
-            for place in self._places:
-                self._discard(place)
+            for channel in self._channels:
+                self._discard(channel)
 
     def _close_idle(self) -> None:
         """Close the sessions that were not used since the last time."""
         is_used = False
-        for place in self._places:
-            if place.batch or (place.session is not None and place.was_used and has_its_target(place.session)):
-                place.was_used, is_used = False, True
+        for channel in self._channels:
+            if channel.batch or (channel.session is not None and channel.was_used and has_its_target(channel.session)):
+                channel.was_used, is_used = False, True
             else:
-                self._discard(place)
+                self._discard(channel)
         self._closes_when_idle = False
         if is_used and not self._engine.closed:
             self._close_when_idle()

@@ -27,7 +27,7 @@ def run() -> Any:
 
 
 def await_waiting(client: Any, number: int) -> None:
-    eventually(lambda: len(client._engine._desk._queue.waiting) >= number, f"{number} calls wait")
+    eventually(lambda: len(client._engine._dispatcher._queue.waiting) >= number, f"{number} calls wait")
 
 
 BOTH = pytest.mark.parametrize("connect", ["sync", "async"], indirect=True)
@@ -72,7 +72,7 @@ def test_where_calls_do_not_share_a_transaction_they_are_sent_in_their_order(
     """As through a pooler: a name that sorts last waits no longer than others."""
     client = connect(postgres_url, sessions=1)
     client.objects.put_if("box", "first", 1, MustCreate())
-    [session] = client._engine._desk.sessions
+    [session] = client._engine._dispatcher.sessions
     getattr(session, "_inner", session).shares = False
     names = [f"b-{number}" for number in range(9, 0, -1)]
     with psycopg.connect(postgres_url) as other:
@@ -81,7 +81,7 @@ def test_where_calls_do_not_share_a_transaction_they_are_sent_in_their_order(
         for number, name in enumerate(names):
             calls.append(run(client.objects.put_if, "box", name, 1, MustCreate()))
             await_waiting(client, number)
-            eventually(client._engine._desk.is_busy, "the first call is sent")
+            eventually(client._engine._dispatcher.is_busy, "the first call is sent")
     versions = [call.result(PATIENCE).version for call in calls]
     assert versions == sorted(versions)
 
@@ -101,7 +101,7 @@ def test_on_sqlite_a_write_is_known_though_the_thread_that_sent_it_was_interrupt
         with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
             other.execute("begin immediate")
             first = run(client.objects.put_if, "box", "b-0", 1, MustCreate())
-            eventually(client._engine._desk.is_busy, "the first call is sent")
+            eventually(client._engine._dispatcher.is_busy, "the first call is sent")
             calls = []
             for number, version in enumerate(versions, 1):
                 calls.append(run(client.objects.put_if, "box", f"b-{number}", 1, MatchVersion(version)))
