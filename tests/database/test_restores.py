@@ -7,6 +7,7 @@ yields the URL to use from then on; loses that, and yields the URL of what was r
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -318,6 +319,8 @@ LOGICAL = (
 
 def sqlite_file(folder: Path) -> Steps:
     yield (url := migrated(f"sqlite:///{folder / 'app.db'}"))
+    with closing(sqlite3.connect(folder / "app.db")) as connection:  # a session of the background thread may be open
+        connection.execute("pragma wal_checkpoint(truncate)")
     shutil.copy(folder / "app.db", folder / "backup.db")
     yield url
     for beside in ("-wal", "-shm"):

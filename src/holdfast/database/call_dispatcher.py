@@ -109,7 +109,7 @@ class CallDispatcher:
         call = QueuedCall(name, parameters, deadline, alone)
         try:
             if self._queue.waiting or (channel := self._enter(opens_another=False)) is None:
-                call.receiver = _Receiver()
+                call.receiver, call.since = _Receiver(), now()
                 with self._mutex:
                     self._queue.add(call)
                 return self._answer(call)
@@ -122,7 +122,11 @@ class CallDispatcher:
             assert call.answer is not None
             raise call.answer
         finally:
-            self._leave(call)
+            try:
+                self._leave(call)
+            except BaseException:  # a second Ctrl-C
+                self._leave(call)
+                raise
 
     def check_free(self) -> None:
         """Unreachable when this thread is inside: a signal handler that interrupted a call would wait for itself."""
@@ -153,9 +157,8 @@ class CallDispatcher:
     # The caller
 
     def _answer(self, call: QueuedCall) -> list[Row]:
-        patience = PATIENCE
         while call.answer is None:
-            if (channel := self._enter(opens_another=patience > PATIENCE)) is not None:
+            if (channel := self._enter(opens_another=now() - call.since >= PATIENCE)) is not None:
                 if self._take(channel, call):
                     self._send(channel)
                 channel.lock.release()
@@ -165,17 +168,20 @@ class CallDispatcher:
                     continue
             left = call.deadline - now()
             if left <= 0:
-                raise self._late(call)
-            call.receiver.wake.acquire(timeout=min(left, patience))
-            patience = NAP
+                with self._mutex:  # else it may be answered while it is said to be late
+                    if call.answer is None:
+                        raise self._late(call)
+                break
+            patience = call.since + PATIENCE - now()
+            call.receiver.wake.acquire(timeout=min(left, patience if patience > 0 else NAP))
         if isinstance(call.answer, BaseException):
             raise call.answer
         return call.answer
 
     def _late(self, call: QueuedCall) -> EngineError:
-        with self._mutex:
-            self._queue.leave(call)
-            is_sent = any(call in channel.batch and channel.is_sent for channel in self._channels)
+        """The caller has the mutex."""
+        self._queue.leave(call)
+        is_sent = any(call in channel.batch and channel.is_sent for channel in self._channels)
         return late(self._engine.database, is_sent=is_sent)
 
     def _enter(self, *, opens_another: bool) -> _Channel | None:
@@ -202,6 +208,8 @@ class CallDispatcher:
         try:
             if (session := channel.session) is None:
                 session = channel.session = self._engine.open(max(0.05, deadline - now()))
+                if not self._closes_when_idle:
+                    self._close_when_idle()
             if len(batch) > 1:
                 with self._mutex:  # a caller whose time is over must know whether its call is sent
                     self._queue.start(batch, shares=session.shares)
@@ -223,6 +231,8 @@ class CallDispatcher:
 
     def _leave(self, call: QueuedCall) -> None:
         """The end of a call, whatever ended it."""
+        if call.answer is None:
+            call.has_left = True  # first: it must not be put back into the queue, where others would find it
         for channel in self._channels:
             if channel.is_mine():  # interrupted
                 if channel.batch and channel.is_sent:

@@ -59,7 +59,7 @@ class _AsyncChannel:
         self.batch: list[QueuedCall] = []
         self.deadline = 0.0
         """The latest of the batch."""
-        self.was_used = False
+        self.was_used = self.is_sent = False
         self.opening: asyncio.Task[None] | None = None
 
 
@@ -75,9 +75,14 @@ class AsyncCallDispatcher:
     ) -> list[Row]:
         """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was."""
         call = QueuedCall(name, parameters, deadline, alone)
-        call.receiver = asyncio.get_running_loop().create_future()
+        call.receiver, call.since = asyncio.get_running_loop().create_future(), now()
         self._queue.add(call)
-        if not self._is_gathering:
+        if self._is_gathering:
+            pass
+        elif self._channels[0].batch:  # hot: to look at all that wait, for each call, would cost 200 ms for 4,000
+            self._limit(call)
+            self._arm_late()
+        else:
             self._serve()
         try:
             rows: list[Row] = await call.receiver
@@ -103,23 +108,25 @@ class AsyncCallDispatcher:
             self._discard(channel)
 
     def _on_deadline(self, call: QueuedCall) -> None:
+        call.timer = None
         channel = next((channel for channel in self._channels if call in channel.batch), None)
         if channel is not None and call.deadline >= channel.deadline:
             return  # the session, or its opening, ends at this moment, and knows why
         self._queue.leave(call)
         if not call.receiver.done():
-            is_sent = channel is not None and channel.session is not None
+            is_sent = channel is not None and channel.is_sent
             call.receiver.set_exception(late(self._engine.database, is_sent=is_sent))
 
     # The sessions
 
-    def _serve(self, *, opens_another: bool = False) -> None:
-        """Send what waits, as far as there are free channels."""
+    def _serve(self) -> None:
+        """Send what waits, as far as there are free channels. One beyond the first would split the batches of calls
+        that only wait for a commit: it serves a call that has waited for PATIENCE."""
         for number, channel in enumerate(self._channels):
             if not self._queue.waiting:
                 return
-            if not channel.batch and (not number or opens_another):
-                opens_another = False
+            if not channel.batch and (not number or now() - self._queue.waiting[0].since >= PATIENCE):
+                channel.is_sent = False
                 self._queue.take(channel.batch)
                 channel.deadline = max(call.deadline for call in channel.batch)
                 for call in channel.batch:
@@ -128,9 +135,7 @@ class AsyncCallDispatcher:
                 self._send(channel)
         for call in self._queue.waiting:
             self._limit(call)
-        if self._queue.waiting and len(self._channels) > 1 and not self._is_late_armed:
-            self._is_late_armed = True
-            asyncio.get_running_loop().call_later(PATIENCE, self._on_late, self._queue.waiting[0])
+        self._arm_late()
 
     def _limit(self, call: QueuedCall) -> None:
         """Arm its timer. Not for a call whose batch ends in time: hot, a timer costs 3 us."""
@@ -138,10 +143,18 @@ class AsyncCallDispatcher:
             seconds = max(0.0, call.deadline - now())
             call.timer = asyncio.get_running_loop().call_later(seconds, self._on_deadline, call)
 
-    def _on_late(self, call: QueuedCall) -> None:
+    def _arm_late(self) -> None:
+        """Serve again when the oldest call has waited for PATIENCE. If it has, the next free channel serves it."""
+        if self._queue.waiting and len(self._channels) > 1 and not self._is_late_armed:
+            seconds = self._queue.waiting[0].since + PATIENCE - now()
+            if seconds > 0:
+                self._is_late_armed = True
+                asyncio.get_running_loop().call_later(seconds, self._on_late)
+
+    def _on_late(self) -> None:
         self._is_late_armed = False
         if self._queue.waiting:
-            self._serve(opens_another=self._queue.waiting[0] is call)
+            self._serve()
 
     def _send(self, channel: _AsyncChannel) -> None:
         if channel.session is None:
@@ -151,6 +164,7 @@ class AsyncCallDispatcher:
         self._queue.start(batch, shares=session.shares)
         if not batch:
             return
+        channel.is_sent = True
         timeout = max(0.01, channel.deadline - now())
         try:
             answer: Awaitable[Any]
@@ -177,6 +191,8 @@ class AsyncCallDispatcher:
                 self._fail(channel, EngineError(f"the client of {self._engine.database} is closed"))
             else:
                 channel.session = session
+                if not self._closes_when_idle:
+                    self._close_when_idle()
                 self._send(channel)
         self._serve()
 

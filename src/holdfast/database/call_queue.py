@@ -35,14 +35,14 @@ _WRITES = {
     "lease_release": ("lease", "name"),
     "slot_claim": ("lease", "pool"),
     "slot_release": ("lease", "name"),
-    "object_swap": ("object", "id"),
-    "object_put": ("object", "id"),
-    "object_delete": ("object", "id"),
-    "operation_claim": ("operation", "key"),
+    "object_swap": ("object", "type", "id"),
+    "object_put": ("object", "type", "id"),
+    "object_delete": ("object", "type", "id"),
+    "operation_claim": ("operation", "name"),
     "operation_write": ("operation", "key"),
     "operation_finish": ("operation", "key"),
 }
-"""Statements that may share a transaction, with the noun and the parameter that a batch is sorted by. They are short,
+"""Statements that may share a transaction, with the noun and the parameters that a batch is sorted by. They are short,
 and each is correct as a transaction of its own. Every other statement is sent alone: it may wait for a row for seconds,
 as lease_renew does, or touch many rows."""
 
@@ -67,7 +67,7 @@ class QueuedCall:
 
     __slots__ = (
         "answer", "deadline", "has_left", "is_alone", "key", "name", "number", "parameters", "receiver", "rollbacks",
-        "timer",
+        "since", "timer",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Mapping[str, Any], deadline: float, is_alone: bool = False) -> None:
@@ -79,6 +79,8 @@ class QueuedCall:
         self.key: Key | None = None
         """What it is sorted by in a batch; READS; None: it is sent alone. Set by the queue."""
         self.number = self.rollbacks = 0
+        self.since = 0.0
+        """When it came, for the dispatcher."""
         self.answer: Rows | BaseException | None = None
         self.has_left = False
         """Its caller does not wait for the answer any more."""
@@ -89,7 +91,7 @@ class QueuedCall:
 
 def key_of(name: str, parameters: Mapping[str, Any]) -> Key | None:
     if (shared := _WRITES.get(name)) is not None:
-        return shared[0], str(parameters.get(shared[1]))
+        return shared[0], *(str(parameters.get(parameter)) for parameter in shared[1:])
     return READS if name in _READS else None
 
 

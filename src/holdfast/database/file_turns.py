@@ -169,6 +169,13 @@ class SessionLocks:
         self._waiting: dict[str, int] = {}
         """The key that is locked for a name."""
 
+    def is_at(self, path: str) -> bool:
+        """Whether the file that is open here is the one at ``path``."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
+
     def hold(self, key: int) -> bool:
         try:
             self._set(fcntl.F_WRLCK, key)

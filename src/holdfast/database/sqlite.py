@@ -241,9 +241,12 @@ class SqliteSession:
         if self._session_locks is None:
             return False
         path = f"{self.database.target}.holdfast-live"
-        if path not in _process_locks:
-            _process_locks[path] = SessionLocks(path)
-        return _process_locks[path].hold(key)
+        locks = _process_locks.get(path)
+        if locks is None or not locks.is_at(path):  # the file was replaced, with that of the database
+            if locks is not None:
+                locks.close()
+            locks = _process_locks[path] = SessionLocks(path)
+        return locks.hold(key)
 
     def fileno(self) -> None:
         return None

@@ -597,7 +597,7 @@ _LATEST_TERMS: list[tuple[dict[str, Any], OperationTerms]] = []
 def _check_terms(arguments: dict[str, Any]) -> OperationTerms:
     """hot: consecutive operations mostly have the same arguments, which then are the same objects (bench operation)."""
     for latest, terms in _LATEST_TERMS:
-        if all(map(is_, latest.values(), arguments.values())) and latest.keys() == arguments.keys():
+        if all(map(is_, latest.values(), arguments.values())) and list(latest) == list(arguments):
             return terms
     terms = OperationTerms.check(**arguments)
     _LATEST_TERMS[:] = [(arguments, terms)]
