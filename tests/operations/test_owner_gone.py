@@ -60,14 +60,16 @@ def test_a_retry_goes_on_at_once_and_rolls_back_once(either: str, patient: Any) 
 
 def test_its_status_is_partial_as_soon_as_that_is_known(either: str) -> None:
     dataset = name()
-    with holdfast.Client(either) as client:
+    with holdfast.Client(either) as client, client.read_only() as reader:
         client.operations.list()
         with Child(OWNER, either, "a", dataset) as owner:
             owner.expect("begun")
+            assert reader.operations.find(key("a", dataset)).status == "running"
             owner.kill()
         eventually(lambda: client.operations.get(key("a", dataset)).status == "partial", "it is known")  # type: ignore[union-attr]
         [record] = client.operations.list(status="partial")
         assert record.label == key("a", dataset).label
+        assert reader.operations.find(key("a", dataset)).status == "partial", "it has been recorded"
 
 
 @pytest.mark.parametrize("way", ["lease", "transaction"])

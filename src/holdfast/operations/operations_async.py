@@ -133,10 +133,12 @@ class AsyncOperations:
     # Records
 
     async def get(self, key: OperationKey | str) -> OperationRecord | None:
-        """The record of an operation, or None when it was never begun."""
+        """The record of an operation, or None when it was never begun. Looks for the owner of a
+        running one, and records when it is gone. A read-only client does not look: to it the operation is running until
+        another client has looked, or the lease expires."""
         parameters = {"key": as_key(key).digest, "limit": 1}
         rows = await self._engine.call("operation_list", parameters)
-        if rows and rows[0]["alive"]:
+        if rows and rows[0]["alive"] and not self._engine.read_only:
             [look] = await self._engine.call("operation_look", {"key": rows[0]["key"], "lease": rows[0]["owner"]})
             if look["seconds"] == 0:
                 rows = await self._engine.call("operation_list", parameters)

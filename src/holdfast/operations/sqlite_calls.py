@@ -1,4 +1,5 @@
-"""The calls of operations, their log and their reviews on SQLite. All are durable: what was told must not be lost.
+"""The calls of operations, their log and their reviews on SQLite. All are durable: what was told must not be lost. Only
+``operation_look`` is volatile, because a crash of the machine ends all processes, and so every owner.
 
 ``operation_begin``, ``operation_end`` and those of reviews also run in the user's own transaction. ``**_`` takes what
 PostgreSQL alone needs: ``lock`` and ``told``.

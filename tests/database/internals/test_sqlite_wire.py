@@ -112,8 +112,10 @@ def test_a_commit_waits_for_the_disk_but_for_what_ends_with_the_machine(raw: Raw
     raw.session.boot = None  # where one boot is not told from the next, fences are all there is
     raw.acquire("unknown")
     assert waited()
-    volatile = {name.partition("_")[0] for name, each in declared_calls().items() if each.volatile}
-    assert volatile == {"lease", "beat", "slot", "lock", "purge"}
+    volatile = {name for name, each in declared_calls().items() if each.volatile}
+    assert {name.partition("_")[0] for name in volatile - {"operation_look"}} == {
+        "lease", "beat", "slot", "lock", "purge",
+    }  # fmt: skip
 
 
 def test_after_a_fork_a_reader_waits_for_whoever_has_the_file_to_itself(raw: Raw) -> None:
