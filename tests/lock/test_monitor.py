@@ -229,12 +229,19 @@ def test_namespaces_of_holdfast_are_refused(connect: Connect, either: str) -> No
         ("hashtext('holdfast.migrate')", "migration"),
         ("7847::bigint << 48 | 5", "operation in a transaction"),
         ("7845::bigint << 48 | 5", "session without a lease"),
+        ("7846::bigint << 48 | 5", "owner of operations"),
     ],
 )
 def test_every_key_of_holdfast_itself_has_a_readable_name(postgres_url: str, key: str, name: str) -> None:
     with psycopg.connect(postgres_url) as connection, holdfast.Client(postgres_url) as client:
         connection.execute(f"select pg_advisory_xact_lock({key})".encode())
         assert [each.name for each in client.locks.list()] == [name]
+
+
+def test_an_owner_of_operations_is_called_so_with_and_without_one(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as client:
+        during = client.operation("a").run(lambda: [each.name for each in client.locks.list()]).result
+        assert during == [each.name for each in client.locks.list()] == ["owner of operations"]
 
 
 def test_a_lock_is_noted_within_a_second() -> None:

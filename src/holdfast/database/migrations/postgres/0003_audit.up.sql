@@ -61,9 +61,9 @@ begin
     else
         entity_id := classid::bigint << 32 | objid::bigint;
         name := coalesce((select n.name from holdfast.lock_name n where n.key = entity_id),
-                         (select 'session of ' || b.label from holdfast.beat b where b.session_key = entity_id limit 1),
+                         (select 'session of ' || b.label from holdfast.beat b where b.session_key = entity_id and entity_id >> 48 = 7845 limit 1),
                          case entity_id when hashtext('holdfast.migrate') then 'migration' end,
-                         case entity_id >> 48 when 7845 then 'session without a lease' when 7846 then 'owner without an operation' when 7847 then 'operation in a transaction' end);
+                         case entity_id >> 48 when 7845 then 'session without a lease' when 7846 then 'owner of operations' when 7847 then 'operation in a transaction' end);
                          -- the prefixes of the keeper's keys and of operations
     end if;
     return next;
