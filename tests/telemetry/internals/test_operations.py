@@ -170,7 +170,7 @@ def test_a_batch_tells_of_each_when_its_end_is_written(connect: Connect, either:
     client = connect(either)
     client.operation("b").run(one)
     with running(either, "c"):
-        client.operations.run_many(["a", "b", "c", "d"], lambda item: fail() if item == "d" else 1)
+        client.operations.run_many(["a", "b", "c", "d"], lambda item: fail() if item == "d" else 1, when_locked="skip")
     ended = {fields["key"]: fields["outcome"] for fields in told.of("operation.ended")[1:-1]}
     assert sorted(ended.values()) == ["failed", "replayed", "skipped", "success"]
     assert len(told.of("operation.left")) == len(told.of("operation.begun")) == 4
@@ -198,8 +198,26 @@ def test_of_a_batch_each_that_is_skipped_counts_once(sqlite_url: str, told: Told
             assert told.count("lock_acquire_failures") == {("skipped",): 2}
         with running(sqlite_url, "plain"):
             told.clear()
-            client.operations.run_many(["plain"], one)
+            client.operations.run_many(["plain"], one, when_locked="skip")
             assert told.count("lock_acquire_failures") == told.count("operations") == {("skipped",): 1}
+
+
+@pytest.mark.parametrize(
+    ("terms", "reason"),
+    [
+        ({"when_locked": "fail"}, "busy"),
+        ({"timeout": 0.01}, "timeout"),
+        ({"when_locked": "backoff", "timeout": 0.01}, "timeout"),
+    ],
+)
+def test_of_a_batch_each_that_waits_in_vain_counts_once(
+    either: str, told: Told, terms: dict[str, Any], reason: str
+) -> None:
+    with holdfast.Client(either) as client, running(either, "theirs"):
+        told.clear()
+        client.operations.run_many(["mine", "theirs"], str, **terms)
+        assert told.count("operations") == {("success",): 1, ("locked",): 1}
+        assert told.count("lock_acquire_failures") == {(reason,): 1}
 
 
 def test_one_whose_result_is_kept_no_longer_is_a_hit_and_no_replay(sqlite_url: str, told: Told) -> None:
