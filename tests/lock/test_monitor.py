@@ -26,14 +26,15 @@ def record(client: Any, name: str) -> holdfast.LockRecord | None:
     return next((each for each in client.locks.list() if each.name == name and each.granted), None)
 
 
-def has_age(client: Any, name: str, since: float) -> bool:
-    """Whether the listed age is the one that was measured here, in the time that the question took."""
+def has_age(client: Any, name: str, asked: float, since: float) -> bool:
+    """Whether the listed age is that of a lock which was granted after ``asked`` and before ``since``."""
     least = time.monotonic() - since
     listed = record(client, name)
-    most = time.monotonic() - since
+    most = time.monotonic() - asked
     if listed is None or listed.duration is None or listed.held_since is None:
         return False
-    return least - 0.2 <= listed.duration <= most + 0.2 and abs(time.time() - listed.held_since.timestamp() - most) < 1
+    age = time.time() - listed.held_since.timestamp()
+    return least - 0.2 <= listed.duration <= most + 0.2 and least - 1 < age < time.monotonic() - asked + 1
 
 
 def test_a_lock_has_its_age_while_others_of_the_same_client_come_and_go(connect: Connect, either: str) -> None:
@@ -47,28 +48,31 @@ def test_a_lock_has_its_age_while_others_of_the_same_client_come_and_go(connect:
 
     with ThreadPoolExecutor(10) as threads, ExitStack() as at_end:
         at_end.callback(over.set)
+        asked = time.monotonic()
         held = client.lock("long").acquire()
         since = time.monotonic()
         for number in range(10):
             threads.submit(come_and_go, number)
         eventually(lambda: time.monotonic() - since > 2, "it is held for seconds")
-        eventually(lambda: has_age(onlooker, "long", since), "its age is listed")
+        eventually(lambda: has_age(onlooker, "long", asked, since), "its age is listed")
         held.check()
 
 
 def test_a_lock_that_is_handed_over_has_the_age_of_its_new_holder(connect: Connect, either: str) -> None:
     client = connect(either)
+    asked = time.monotonic()
     first = client.lock("a").acquire()
     since = time.monotonic()
-    eventually(lambda: has_age(client, "a", since), "the first holder's age is listed")
+    eventually(lambda: has_age(client, "a", asked, since), "the first holder's age is listed")
     with ThreadPoolExecutor(1) as thread:
         second = thread.submit(client.lock("a", timeout=PATIENCE).acquire)
         eventually(lambda: getattr(record(client, "a"), "waiting", 0) == 1, "it is waited for")
         eventually(lambda: time.monotonic() - since > 1, "the first holder holds it for a second")
+        asked = time.monotonic()
         first.release()
         grant = second.result(PATIENCE)
         since = time.monotonic()
-        eventually(lambda: has_age(client, "a", since), "the second holder's age is listed")
+        eventually(lambda: has_age(client, "a", asked, since), "the second holder's age is listed")
         grant.release()
 
 
@@ -174,9 +178,10 @@ def test_rows_of_clients_that_were_closed_do_not_count(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as onlooker:
         for _ in range(3):
             with holdfast.Client(sqlite_url) as client:
+                asked = time.monotonic()
                 grant = client.lock("a").acquire()
-                since = time.monotonic()
-                eventually(lambda since=since: has_age(onlooker, "a", since), "its age is listed")  # type: ignore[misc]
+                given = asked, time.monotonic()
+                eventually(lambda given=given: has_age(onlooker, "a", *given), "its age is listed")  # type: ignore[misc]
                 grant.release()
         eventually(lambda: query(sqlite_url, "select count(*) from holdfast_lock_hold") == [(0,)], "no row is left")
 
