@@ -35,6 +35,8 @@ class LeaseGrant:
     _kind = "lease"
     _ends_with_block = False
     """Whether only the end of its block releases it."""
+    _is_repeated = False
+    """Whether the acquire was sent twice: the server may still execute the first one, after the release, too."""
 
     def __init__(
         self, engine: Engine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
@@ -108,6 +110,8 @@ class LeaseGrant:
             self._abandon()
             raise
         self._finish(loss)
+        if self._is_repeated:
+            self._keeper.release_repeated(self.name, self.token, self._kind)
         return done
 
     def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:

@@ -34,6 +34,8 @@ class AsyncLeaseGrant:
     _kind = "lease"
     _ends_with_block = False
     """Whether only the end of its block releases it."""
+    _is_repeated = False
+    """Whether the acquire was sent twice: the server may still execute the first one, after the release, too."""
 
     def __init__(
         self, engine: AsyncEngine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
@@ -107,6 +109,8 @@ class AsyncLeaseGrant:
             self._abandon()
             raise
         self._finish(loss)
+        if self._is_repeated:
+            self._keeper.release_repeated(self.name, self.token, self._kind)
         return done
 
     async def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:

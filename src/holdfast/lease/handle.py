@@ -242,6 +242,7 @@ class Handle(ABC, Generic[G]):
             engine.check_open()
             held = engine.state(HeldLeases)
             grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
+            grant._is_repeated = row.get("is_repeated", False)
             if terms.auto_renew:
                 grant._keep(row["beat"], session_key)
             else:
@@ -285,6 +286,8 @@ class Handle(ABC, Generic[G]):
                 telemetry.emit("lease.abandoned", kind=self._kind)
             elif row["fence"] is None:
                 self._undo(token, beat)
+            else:
+                row["is_repeated"] = True
         return row, asked_at
 
     def _undo(self, token: str, beat: Beat | None) -> None:

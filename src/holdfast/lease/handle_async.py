@@ -243,6 +243,7 @@ class AsyncHandle(ABC, Generic[G]):
             engine.check_open()
             held = engine.state(AsyncHeldLeases)
             grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
+            grant._is_repeated = row.get("is_repeated", False)
             if terms.auto_renew:
                 grant._keep(row["beat"], session_key)
             else:
@@ -286,6 +287,8 @@ class AsyncHandle(ABC, Generic[G]):
                 telemetry.emit("lease.abandoned", kind=self._kind)
             elif row["fence"] is None:
                 self._undo(token, beat)
+            else:
+                row["is_repeated"] = True
         return row, asked_at
 
     def _undo(self, token: str, beat: Beat | None) -> None:

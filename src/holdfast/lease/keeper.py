@@ -278,6 +278,10 @@ class Keeper:
         verb, patience = ("abandon", min(UNDO_PATIENCE, ttl)) if is_alone else ("release", UNDO_PATIENCE)
         self.background.retry(f"{kind}_{verb}", {"name": name, "token": token}, patience=patience, until=True)
 
+    def release_repeated(self, name: str, token: str, kind: str) -> None:
+        """Release what the first sending of an acquire is granted after the grant of the second one was released."""
+        self.background.retry(f"{kind}_release", {"name": name, "token": token}, patience=UNDO_PATIENCE, until=True)
+
     def purge(self, *, after: float = 0.0) -> None:
         """Delete rows that have expired by then: there may be no other process that does."""
         self.background.retry("purge", {}, patience=PURGE_EVERY, until=False, delay=after + 0.01 if after else 0.0)
