@@ -186,6 +186,8 @@ class Unanswered(EngineError):
     """Sent, but not answered: it may or may not have happened."""
 
     certain = False
+    _session: Any = None
+    """The LostSession that it was sent on, if that was closed."""
 
 
 class Refused(EngineError):

@@ -19,20 +19,36 @@ G = TypeVar("G")
 OnLost = Literal["flag", "cancel", "exit"] | Callable[[G], object]
 """What happens when a grant of type G is lost."""
 
-OWN = "@"
-RESERVED = (OWN, "holdfast:")
-"""Prefixes of holdfast's own leases: slots, gates and operations; the runtime lease."""
+Kind = Literal["plain", "guard", "elector", "gate", "slot", "operation", "relay"]
+"""Of a lease: which function of the database took it."""
+RESERVED = ("@", "holdfast:")
+"""Prefixes of holdfast's own leases."""
+GATE, SLOT, OPERATION, RELAY = "@gate:", "@slot:", "@op:", "@relay:"
+RUNTIME = "holdfast:runtime"
+"""The lease that every governed command runs inside: one operator at a time."""
+_OWN_NAMES: dict[Kind, tuple[str, ...]] = {
+    "gate": (GATE, RUNTIME), "slot": (SLOT,), "operation": (OPERATION,), "relay": (RELAY,)
+}  # fmt: skip
 
 
 def check_free_name(value: object, what: str = "name", limit: int = 200) -> str:
     """A name that is not reserved for holdfast's own leases."""
     name = check_name(value, what, limit)
-    if name.startswith(RESERVED):
-        raise ValueError(
-            f"{what} must not begin with {' or '.join(map(repr, RESERVED))}, which are reserved for holdfast's own "
-            f"leases (gates, slots, operations, the runtime lease): {name!r}"
-        )
+    if problem := kind_error("plain", name, what):
+        raise ValueError(problem)
     return name
+
+
+def kind_error(kind: Kind, name: str, what: str = "name") -> str | None:
+    """Why a lease of this kind cannot have this name, or None. On PostgreSQL the function check_kind says the same."""
+    if (prefixes := _OWN_NAMES.get(kind)) is not None:
+        return None if name.startswith(prefixes) else f"a lease of kind {kind} cannot have the {what} {name!r}"
+    if not name.startswith(RESERVED):
+        return None
+    return (
+        f"{what} must not begin with {' or '.join(map(repr, RESERVED))}, which are reserved for holdfast's own leases "
+        f"(gates, slots, operations, relays, the runtime lease): {name!r}"
+    )
 
 
 def check_name(value: object, what: str = "name", limit: int = 200) -> str:

@@ -9,7 +9,13 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.errors import InsufficientPrivilege, InvalidParameterValue, RaiseException, UndefinedFunction
+from psycopg.errors import (
+    CheckViolation,
+    InsufficientPrivilege,
+    InvalidParameterValue,
+    RaiseException,
+    UndefinedFunction,
+)
 from psycopg.rows import namedtuple_row
 
 import holdfast
@@ -22,31 +28,41 @@ Connect = Callable[..., Any]
 TABLES = [
     "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "lock_hold",
     "audit", "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log",
-    "wal_more", "wal_late", "outbox", "review", "relay", "parked",
+    "wal_more", "wal_late", "outbox", "review", "relay", "parked", "peer", "policy",
+    "schedule", "schedule_slot",
 ]  # fmt: skip
 PUBLIC = {
-    "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
-    "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
-    "lease_protect_at_commit", "lock_namespace", "lock_note", "lock_holds", "lock_label", "audit_begin", "audit_end",
-    "object_put", "object_swap", "object_delete", "object_get", "object_get_by_name", "object_list",
+    "hello", "purge", "lease_try", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon",
+    "lease_list", "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
+    "lease_protect_at_commit", "lease_protect_proven", "owner_hold", "lock_namespace", "lock_note", "lock_holds",
+    "lock_label", "audit_begin", "audit_end",
+    "object_put_if", "object_swap", "object_delete_if", "object_get", "object_get_by_name", "object_list",
     "object_cursor", "object_changes",
     "operation_get", "operation_begin", "operation_claim", "operation_write", "operation_finish", "operation_end",
     "operation_list", "operation_match",
     "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
-    "operation_kin", "operation_failed", "review_open", "review_take", "review_return", "review_list", "review_close",
-    "review_decide", "operation_look",
+    "operation_kin", "operation_failed", "operation_correct", "review_open", "review_take", "review_return",
+    "review_list", "review_decide", "operation_look", "policy_list", "policy_apply",
     "wal_chains", "wal_find", "wal_keys", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open",
     "relay_begin",
     "relay_move", "relay_list", "relay_parked", "relay_retry", "relay_remove",
-    "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
-    "shard_list", "fence_raise", "fence_ahead", "lease_recall", "lease_clear", "beat_wanted",
+    "audit_note", "audit_stands", "audit_list", "guard_acquire", "elector_acquire", "gate_acquire",
+    "operation_acquire", "relay_acquire", "slot_claim", "slot_list", "slot_renew", "slot_release",
+    "slot_abandon", "gate_open", "gate_close", "gate_require", "gate_trigger", "lease_wipe",
+    "lease_force_release_if",
+    "shard_list", "fence_raise", "fence_ahead", "lease_recall", "lease_clear", "beat_wanted", "peer_announce",
+    "peer_find",
+    "schedule_register", "schedule_change", "schedule_look", "schedule_advance", "schedule_take", "schedule_settle",
+    "schedule_slots", "schedule_pause", "schedule_order", "schedule_remove",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
     "lease_await": "'x', gen_random_uuid()",
+    "lease_take": "'gate', '@gate:x', 'me', 30, null, null, null, 0, true, null, null",
     "beat_look": "gen_random_uuid()",
-    "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false)::holdfast.lease,"
+    "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false, 'plain', 'me', null)"
+    "::holdfast.lease,"
     " 'released', false",
     "draw": "'holdfast.fence'",
     "raise_number": "'holdfast.fence'",
@@ -58,17 +74,27 @@ INSIDE = {
     "object_newest": "pg_current_snapshot()",
     "slot_rows": "'@slot:x'",
     "operation_alive": "'x', 1",
+    "operation_put": "'x', null, '1:a', 1, '[]', 'failure', 1, 1, null, null, null, null, null, false, 0, null, null,"
+    " null, null, null, 'x', null, null, null, null, null, null, false, true",
+    "audit_act": "'lease_force_release', 'x', 'jane', 'why', null, null",
     "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 1, 'box', 'b-1', 'created', null",
     "object_log_at_commit": "1, 'box', 'b-1', 'created', null",
     "object_trim": "1000000",
+    "policy_lets_correct": "'x', 'y'",
 }
 HARMLESS = {
-    "wake": "'import'", "waiters_name": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'",
+    "wake": "'import'", "waiters_name": "'import'", "check_name": "'name', 'x'", "check_kind": "'plain', 'x'",
+    "check_payload": "'1', null", "check_labels": "'{}'", "sql_version": "",
+    "own_name": "'@slot:', 'pool', 'x'", "protect_key": "'x'", "limit_transaction": "0",
+    "fenced_out": "'import'",
     "check_savepoint": "'1'::xid", "clock_number": "", "random_space": "",
-    "snapshot_time": "", "commit_check": "", "lock_end_session": "1",
+    "snapshot_time": "", "schedule_micros": "",
+    "commit_check": "", "lock_end_session": "1, 1", "audit_check": "'jane', 'why'",
+    "check_entries": "'[]'",
     "object_late": "", "lock_key": "'x'",
-    "wal_late": "", "wal_settle": "", "relay_settle": "", "object_settle": "", "history_trim": "",
+    "dataset_lock": "'x'", "policy_matches": "'x', '*'", "dataset_form": "'x'", "wal_late": "", "policy_check": "",
+    "wal_settle": "", "relay_settle": "", "object_settle": "", "history_trim": "",
 }  # fmt: skip
 
 
@@ -173,6 +199,61 @@ def test_execute_on_all_functions_is_no_way_around_the_token(app_url: str) -> No
         grant.release()
 
 
+RESET = '["",[1,"reset",1,1,1,"{\\"actor\\": \\"jane\\"}",null],"x"]'
+WRITE = """operation_write('k', null, '1:x', 1, '{}', 'failure', 1, 1, null, null, null, null, null, false, 0, null,
+    null, null, null, null, 'l', null, null, 'd', 'o', null, null)"""
+END = f"|l|k||1:x|1|{RESET}|failure|1|1||||||false|0|||||d|o|||"
+FORGED = [
+    WRITE.format(RESET),
+    WRITE.format(RESET.replace("reset", "archived")),
+    f"operation_end(replace(extract(epoch from transaction_timestamp()) || '{END}', '|', chr(31)))",
+    f"""operation_claim_many('k', '1:x', '{RESET}', 'l', '', 'p', 't', 'd', 'o', '', 'h', 1, null, 'mine', %(token)s,
+        null)""",
+    """operation_claim(replace('k|9|reset' || chr(30) || '{}|f|false||l|||d|o||', '|', chr(31)), '@op:k', 'me', 30,
+        null, null, 0, true, null, null)""",
+]
+OVERWRITTEN = [
+    """operation_write(%(key)s, %(at)s, '9:x', 9, '[]', 'failure', 1, 1, null, null, null, null, null, false, 0, null,
+        %(owner)s, null, null, null, 'l', null, null, 'd', 'o', null, null)""",
+    """operation_finish_many(%(key)s, %(at)s, '9:x', '9', '[]', 'failure', '', '', '', '0', 'false', '', null, 'mine',
+        %(token)s)""",
+]
+
+
+def test_the_operations_of_others_are_not_written_nor_their_entries_forged(app_url: str) -> None:
+    """An attempt that runs is written under its own lease alone. A reset is written by the function that audits it."""
+    with holdfast.Client(app_url) as client, psycopg.connect(app_url, autocommit=True) as attacker:
+        token = {"token": client.lease("mine").acquire().token}
+        for forged in FORGED:
+            with pytest.raises(InsufficientPrivilege, match="operation_correct alone"):
+                attacker.execute(f"select holdfast.{forged}".encode(), token)
+        key = holdfast.OperationKey(pipeline="p", task="t", dataset="d", operation="o")
+
+        def run() -> int:
+            find = "select l.pointer, l.owner from holdfast.operation_list(null, null, %s, 1) l"
+            [(pointer, owner)] = attacker.execute(find, (key.digest,)).fetchall()
+            running = {"key": key.digest, "at": pointer, "owner": owner, **token}
+            for attack in OVERWRITTEN:
+                attacker.execute(f"select holdfast.{attack}".encode(), running)
+            return 7
+
+        assert client.operation(key).run(run).result == 7
+        assert client.operations.verify().passed
+
+
+def test_no_row_of_a_role_breaks_the_listings_of_others(app_url: str) -> None:
+    with holdfast.Client(app_url) as client, psycopg.connect(app_url, autocommit=True) as attacker:
+        info = """'{"info": {"x": 1e100000}}'"""
+        with pytest.raises(CheckViolation):
+            attacker.execute(f"select holdfast.lease_acquire('x', 'A', 30, process => {info})".encode())
+        assert client.leases.list() == []
+        attacker.execute("select pg_advisory_lock(5), pg_advisory_lock(6), pg_advisory_lock(7)")
+        attacker.execute(
+            "select holdfast.lock_note(true, '[]', '[[false,5,1e11,0],[false,6,-1e12,0],[false,7,\"NaN\",0]]', '[]')"
+        )
+        assert len(client.locks.list()) == 3
+
+
 def test_no_function_has_the_rights_of_its_owner_but_those_that_are_to_be_called(postgres_url: str) -> None:
     """A function added later is one of the two, or this fails."""
     with psycopg.connect(postgres_url) as database:
@@ -180,7 +261,9 @@ def test_no_function_has_the_rights_of_its_owner_but_those_that_are_to_be_called
             "select proname, prosecdef from pg_proc where pronamespace = 'holdfast'::regnamespace"
         ).fetchall()
     definer = {name for name, with_rights in functions if with_rights}
-    assert definer - {"commit_check", "object_late", "wal_late"} == PUBLIC, "and the triggers, which nobody can call"
+    assert definer - {"commit_check", "object_late", "policy_check", "wal_late"} == PUBLIC, (
+        "and the triggers, which nobody can call"
+    )
     assert {name for name, _ in functions} == PUBLIC | INSIDE.keys() | HARMLESS.keys()
 
 
@@ -269,8 +352,9 @@ def test_a_shadowed_function_or_table_does_not_get_in(postgres_url: str, app_url
         acquire = "select status from holdfast.lease_acquire('import', 'me', 30)"
         assert attacker.execute(acquire).fetchone() == ("acquired",)
         assert attacker.execute("select count(*) from holdfast.lease_list()").fetchone() == (1,)
-        signature = "text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb"
-        execute(postgres_url, f"alter function holdfast.lease_acquire({signature}) reset search_path")
+        signature = "text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb"
+        for function in (f"lease_acquire({signature})", f"lease_take(text, {signature})"):
+            execute(postgres_url, f"alter function holdfast.{function} reset search_path")
         with pytest.raises(RaiseException, match="hijacked"):
             attacker.execute(acquire)
 
@@ -283,18 +367,19 @@ def test_psql_can_call_the_lease_functions_directly(postgres_url: str, app_url: 
             row = sql.execute(f"select * from holdfast.{statement}".encode(), parameters).fetchone()
             return row if row is None or len(row) > 1 else row[0]
 
-        first = call("lease_acquire('x', 'A', 30)")
+        first = call("lease_acquire('x', 'A', 30, reenter => 'secret')")
         assert (first.status, first.held_by) == ("acquired", None)
         assert 0 < first.remaining <= 30
         held = call("lease_acquire('x', 'B', 30)")
         assert (held.status, held.token, held.beat, held.fence, held.held_by) == ("held", None, None, None, "A")
         assert 0 < held.remaining <= 30
-        again = call("lease_acquire('x', 'A', 60)")
+        assert call("lease_acquire('x', 'A', 60, reenter => 'a guess')").status == "held"
+        again = call("lease_acquire('x', 'A', 60, reenter => 'secret')")
         assert again.status == "reentered"
         assert again.token != first.token
         assert again.fence > first.fence
         assert call("lease_renew('x', %s)", first.token) is False
-        assert call("lease_release('x', %s)", first.token) is False
+        assert call("lease_release('x', null, %s)", first.token) is False
         assert call("lease_renew('x', %s)", again.token) is True
         assert 30 < call("lease_list('x')").remaining <= 60
         execute(postgres_url, "update holdfast.beat set expires_at = clock_timestamp()")
@@ -303,14 +388,15 @@ def test_psql_can_call_the_lease_functions_directly(postgres_url: str, app_url: 
         assert (thief.status, thief.held_by) == ("taken_over", "A")
         assert thief.fence > again.fence
         assert call("lease_renew('x', %s)", again.token) is False
-        assert call("lease_release('x', %s)", again.token) is False
-        assert [call("lease_release('x', %s)", thief.token) for _ in "12"] == [True, False]
+        assert call("lease_release('x', null, %s)", again.token) is False
+        assert [call("lease_release('x', null, %s)", thief.token) for _ in "12"] == [True, False]
         assert call("lease_acquire('x', 'C', 30)").status == "acquired"
 
 
 BAD_ARGUMENTS = [
     "'', 'A', 30", "repeat('x', 201), 'A', 30", "E'a\\nb', 'A', 30", "null, 'A', 30", "'x', '', 30", "'x', null, 30",
     "'x', 'A', 0", "'x', 'A', -1", "'x', 'A', 'NaN'", "'x', 'A', 'Infinity'", "'x', 'A', 86401", "'x', 'A', null",
+    "'x', 'A', 30, reenter => ''", "'x', 'A', 30, reenter => repeat('x', 201)",
     *(f"'x', 'A', 30, at_least_seconds => {bad}" for bad in ("-1", "86401", "1e7", "'NaN'", "'Infinity'", "null")),
 ]  # fmt: skip
 

@@ -45,6 +45,8 @@ OWNER_KEYS = 7846
 """The first 16 bits of every owner key, which ``beat_look`` treats otherwise: see ``Background.owner_key``."""
 OWNER_KEY_RETRY = 60.0
 """Seconds until an owner key is asked for again, where sessions cannot be used."""
+OWNER_KEY_TRIES = 3
+"""Failed attempts to lock the key after which a claim goes on without it."""
 
 
 class Heartbeat(Protocol):
@@ -178,7 +180,8 @@ class Background:
                 self.call_later(LINGER, lambda: None)  # a refused acquire may be repeated soon
 
     def request_owner_key(self, ready: Callable[[], None]) -> None:
-        """Lock the owner key, then call ``ready``: ``has_owner_key`` is set, unless sessions cannot be used."""
+        """Lock the owner key, then call ``ready``: ``has_owner_key`` is set, unless sessions cannot be used, or several
+        attempts have failed."""
         with self.lock:
             self._owner_key_requests.append(ready)
             self._owner_key_due = 0.0
@@ -377,8 +380,13 @@ class Background:
                 self._owner_key_due = now() + min(0.01 * 2 ** min(self._owner_key_failures, 6), 0.2)
             if self._session is not None and self.heartbeat is not None:
                 self.heartbeat.show_owner()
-            for ready in requests:
-                ready()
+            is_decided = self.has_owner_key or now() < self.lacks_owner_key_until
+            if is_decided or self._owner_key_failures >= OWNER_KEY_TRIES:
+                for ready in requests:
+                    ready()
+            else:
+                with self.lock:
+                    self._owner_key_requests += requests
 
     def _lock_owner_key(self, session: Session) -> None:
         """Not locked when it is being looked at this moment: then it is retried soon."""

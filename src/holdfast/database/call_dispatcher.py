@@ -2,8 +2,12 @@
 tasks.
 
 A caller that finds a session free leads: it takes the calls that wait, its own among them, sends them, distributes the
-answers, and wakes the thread that leads next. All others wait for an answer, for their turn to lead, or for their
+answers, and wakes the threads that lead next. All others wait for an answer, for their turn to lead, or for their
 deadline. Of a batch, the call with the latest deadline leads, because the leader waits as long as any of them may.
+
+The first session takes what comes. Another one would split the batches of calls that only wait for a commit, so it
+takes calls that only read, if no others are being read, and the oldest call when that has waited for PATIENCE: what is
+sent may wait for a row. Of three or more sessions the last one is for reads alone, so stuck writes delay no read.
 
 What waits is in ``CallQueue``, which decides; here is only who sends, and what an interrupt leaves behind: Ctrl-C may
 come at any bytecode. So a channel is locked by a lock that knows its owner, and ``_leave`` ends every call. A wake-up
@@ -18,8 +22,8 @@ from copy import copy
 from typing import Any, Protocol
 
 from holdfast.database.background import Background
-from holdfast.database.call_queue import Answer, CallQueue, QueuedCall
-from holdfast.database.sessions import Row
+from holdfast.database.call_queue import READS, Answer, CallQueue, QueuedCall, is_reading, key_of
+from holdfast.database.sessions import LostSession, Row
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, Refused, Unanswered, Unreachable
 from holdfast.runtime.clock import now
@@ -31,14 +35,18 @@ log = logger("holdfast.engine")
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases needs only the session of the
 background thread."""
-PATIENCE = 0.05
-"""Seconds that a call waits for the first session before it uses another one: the first may wait for a row."""
+END_PATIENCE = 5.0
+"""Seconds in which the server must end a session whose call was not answered."""
+READ_PATIENCE, PATIENCE = 0.01, 0.05
+"""Seconds that a read, and any call, waits before it opens another session: to connect takes longer than a commit."""
 OCCUPIED = "another call of this client is in progress, and this one cannot wait for it any longer"
 
 
 class CallSession(Protocol):
     shares: bool
     """Whether several calls may be in one transaction of it."""
+    identity: Row | None
+    """What another session needs to end it. Empty: nothing is executed after its end. None: it cannot be ended."""
     committed: list[Answer] | None
     """The answers of ``call_together``, once they are certain, and although it was interrupted. Never on PostgreSQL."""
 
@@ -67,7 +75,8 @@ class Opener(Protocol):
 class _Channel:
     """A session, or the room for one, and what is being sent on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_reads: bool) -> None:
+        self.only_reads = only_reads
         self.lock = threading.RLock()  # it knows its owner
         self.session: CallSession | None = None
         self.batch: list[QueuedCall] = []
@@ -100,7 +109,9 @@ class CallDispatcher:
         self._queue = CallQueue()
         self._mutex = threading.RLock()
         """Guards the queue. It knows its owner, too."""
-        self._channels = [_Channel() for _ in range(sessions)]
+        self._channels = [_Channel(only_reads=1 < number == sessions - 1) for number in range(sessions)]
+        self.lost: list[LostSession] = []
+        """Sessions that are to be ended before anything else is sent."""
         self._closes_when_idle = False
 
     def call(self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False) -> list[Row]:
@@ -108,7 +119,7 @@ class CallDispatcher:
         self.check_free()
         call = QueuedCall(name, parameters, deadline, alone)
         try:
-            if self._queue.waiting or (channel := self._enter(opens_another=False)) is None:
+            if self._queue.waiting or not (channel := self._channels[0]).lock.acquire(False):
                 call.receiver, call.since = _Receiver(), now()
                 with self._mutex:
                     self._queue.add(call)
@@ -158,13 +169,14 @@ class CallDispatcher:
 
     def _answer(self, call: QueuedCall) -> list[Row]:
         while call.answer is None:
-            if (channel := self._enter(opens_another=now() - call.since >= PATIENCE)) is not None:
-                if self._take(channel, call):
+            waited = now() - call.since
+            if (channel := self._enter(call, waited)) is not None:
+                if self._take(channel, call, waited):
                     self._send(channel)
                 channel.lock.release()
                 if call.answer is not None:
                     break
-                if self._wake_next() is call:  # it was rolled back, and is next
+                if call in self._wake_next():  # it was rolled back, and is next
                     continue
             left = call.deadline - now()
             if left <= 0:
@@ -172,8 +184,10 @@ class CallDispatcher:
                     if call.answer is None:
                         raise self._late(call)
                 break
-            patience = call.since + PATIENCE - now()
-            call.receiver.wake.acquire(timeout=min(left, patience if patience > 0 else NAP))
+            if waited < PATIENCE:
+                patience = READ_PATIENCE if call.key is READS and waited < READ_PATIENCE else PATIENCE
+                left = min(left, max(0.0, call.since + patience - now()))
+            call.receiver.wake.acquire(timeout=min(left, NAP))
         if isinstance(call.answer, BaseException):
             raise call.answer
         return call.answer
@@ -184,22 +198,29 @@ class CallDispatcher:
         is_sent = any(call in channel.batch and channel.is_sent for channel in self._channels)
         return late(self._engine.database, is_sent=is_sent)
 
-    def _enter(self, *, opens_another: bool) -> _Channel | None:
-        """A channel that is free, locked. ``opens_another``: also one beyond the first. It would split the batches of
-        calls that only wait for a commit."""
-        for number, channel in enumerate(self._channels):
-            if (not number or opens_another) and channel.lock.acquire(False):
+    def _enter(self, call: QueuedCall, waited: float) -> _Channel | None:
+        """A channel for this call that is free, locked."""
+        if (first := self._channels[0]).lock.acquire(False):
+            return first
+        # no generator: an interrupt while it is closed would be ignored
+        reads, being_read = call.key is READS, [channel for channel in self._channels if is_reading(channel.batch)]
+        for channel in self._channels[1:]:
+            if channel.only_reads and not reads:
+                continue
+            may_read = reads and not being_read and (channel.session is not None or waited >= READ_PATIENCE)
+            if (may_read or waited >= PATIENCE) and channel.lock.acquire(False):
                 return channel
         return None
 
-    def _take(self, channel: _Channel, call: QueuedCall) -> bool:
+    def _take(self, channel: _Channel, call: QueuedCall, waited: float) -> bool:
         """Take the next batch, if this caller is the one to send it."""
+        reads = channel is not self._channels[0] and (channel.only_reads or waited < PATIENCE)
         with self._mutex:
-            leader = _leader(self._queue)
+            leader = _leader(self._queue, reads=reads)
             if leader is None or leader.receiver.thread != call.receiver.thread:
                 return False
             channel.is_sent = False
-            self._queue.take(channel.batch)
+            self._queue.take(channel.batch, reads=reads)
             return True
 
     def _send(self, channel: _Channel) -> None:
@@ -207,7 +228,7 @@ class CallDispatcher:
         deadline = max(call.deadline for call in batch)
         try:
             if (session := channel.session) is None:
-                session = channel.session = self._engine.open(max(0.05, deadline - now()))
+                session = channel.session = self._open(max(0.05, deadline - now()))
                 if not self._closes_when_idle:
                     self._close_when_idle()
             if len(batch) > 1:
@@ -221,6 +242,8 @@ class CallDispatcher:
             answers = _ask(session, batch, max(0.01, deadline - now()))
         except Exception as error:
             if isinstance(error, Unanswered):
+                if session is not None:
+                    error._session = lost_session(session, batch, self.lost)
                 self._discard(channel)
             self._fail(channel, error)
         else:
@@ -228,6 +251,13 @@ class CallDispatcher:
             channel.was_used = True
             if not self._closes_when_idle:
                 self._close_when_idle()
+
+    def _open(self, timeout: float) -> CallSession:
+        try:
+            return self._engine.open(timeout)
+        except Unanswered as error:
+            error._session = LostSession({})  # no call was sent
+            raise
 
     def _leave(self, call: QueuedCall) -> None:
         """The end of a call, whatever ended it."""
@@ -237,11 +267,14 @@ class CallDispatcher:
             if channel.is_mine():  # interrupted
                 if channel.batch and channel.is_sent:
                     session = channel.session
+                    error = Unanswered("the thread that sent this call with its own was interrupted")
+                    if session is not None:
+                        error._session = lost_session(session, channel.batch, self.lost)
                     self._discard(channel)
                     if session is not None and session.committed is not None and len(channel.batch) > 1:
                         self._settle(channel, session.committed)
                     else:
-                        self._fail(channel, Unanswered("the thread that sent this call with its own was interrupted"))
+                        self._fail(channel, error)
                 elif channel.batch:
                     with self._mutex:
                         self._queue.put_back(channel.batch)
@@ -253,13 +286,14 @@ class CallDispatcher:
         if self._queue.waiting:
             self._wake_next()
 
-    def _wake_next(self) -> QueuedCall | None:
-        """Wake the thread that leads next, and return its call."""
+    def _wake_next(self) -> list[QueuedCall]:
+        """Wake the threads that lead next, and return their calls: the next batch may be one of writes, and a session
+        free for reads."""
         with self._mutex:
-            leader = _leader(self._queue)
-        if leader is not None:
+            leaders = [leader for reads in (False, True) if (leader := _leader(self._queue, reads=reads)) is not None]
+        for leader in leaders:
             leader.receiver.notify()
-        return leader
+        return leaders
 
     def _settle(self, channel: _Channel, answers: Sequence[Answer]) -> None:
         with self._mutex:
@@ -309,8 +343,8 @@ class CallDispatcher:
         self._wake_next()  # a caller may have met a channel that we had locked
 
 
-def _leader(queue: CallQueue) -> QueuedCall | None:
-    return max(queue.next_batch(), key=lambda call: call.deadline, default=None)
+def _leader(queue: CallQueue, *, reads: bool) -> QueuedCall | None:
+    return max(queue.next_batch(reads=reads), key=lambda call: call.deadline, default=None)
 
 
 def _ask(session: CallSession, batch: Sequence[QueuedCall], timeout: float) -> list[Answer]:
@@ -326,6 +360,15 @@ def _ask(session: CallSession, batch: Sequence[QueuedCall], timeout: float) -> l
 def late(database: Database, *, is_sent: bool) -> EngineError:
     """The error of a call whose time is over."""
     return Unanswered(f"{database} did not answer in time") if is_sent else Unreachable(OCCUPIED)
+
+
+def lost_session(session: Any, batch: Sequence[QueuedCall], lost_sessions: list[LostSession]) -> LostSession:
+    """Of a session that is closed while a batch on it is not answered. Added to the list if it is to be ended."""
+    harmful = [call for call in batch if call.name != "session_end" and key_of(call.name, call.parameters) is not READS]
+    lost = LostSession(session.identity if harmful else {}, now() + END_PATIENCE)
+    if lost.identity:
+        lost_sessions.append(lost)
+    return lost
 
 
 def own_copy(error: BaseException) -> BaseException:

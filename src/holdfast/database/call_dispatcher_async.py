@@ -11,9 +11,17 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.database.background import Background
-from holdfast.database.call_dispatcher import IDLE, PATIENCE, has_its_target, late, own_copy
-from holdfast.database.call_queue import Answer, CallQueue, QueuedCall
-from holdfast.database.sessions import Row
+from holdfast.database.call_dispatcher import (
+    IDLE,
+    PATIENCE,
+    READ_PATIENCE,
+    has_its_target,
+    late,
+    lost_session,
+    own_copy,
+)
+from holdfast.database.call_queue import READS, Answer, CallQueue, QueuedCall, is_reading
+from holdfast.database.sessions import LostSession, Row
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered
 from holdfast.runtime.clock import now
@@ -26,6 +34,8 @@ TOLERANCE = 0.05
 class AsyncCallSession(Protocol):
     shares: bool
     """Whether several calls may be in one transaction of it."""
+    identity: Row | None
+    """What another session needs to end it. Empty: nothing is executed after its end. None: it cannot be ended."""
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> Awaitable[list[Row]]: ...
     def call_together(
@@ -54,7 +64,8 @@ class AsyncOpener(Protocol):
 class _AsyncChannel:
     """A session, or the room for one, and what is being sent on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_reads: bool) -> None:
+        self.only_reads = only_reads
         self.session: AsyncCallSession | None = None
         self.batch: list[QueuedCall] = []
         self.deadline = 0.0
@@ -67,7 +78,9 @@ class AsyncCallDispatcher:
     def __init__(self, engine: AsyncOpener, sessions: int) -> None:
         self._engine = engine
         self._queue = CallQueue()
-        self._channels = [_AsyncChannel() for _ in range(sessions)]
+        self._channels = [_AsyncChannel(only_reads=1 < number == sessions - 1) for number in range(sessions)]
+        self.lost: list[LostSession] = []
+        """Sessions that are to be ended before anything else is sent."""
         self._closes_when_idle = self._is_late_armed = self._is_gathering = False
 
     async def call(
@@ -79,7 +92,8 @@ class AsyncCallDispatcher:
         self._queue.add(call)
         if self._is_gathering:
             pass
-        elif self._channels[0].batch:  # hot: to look at all that wait, for each call, would cost 200 ms for 4,000
+        elif self._channels[0].batch and not (call.key is READS and self._may_read(0.0)):
+            # hot: to look at all that wait, for each call, would cost 200 ms for 4,000
             self._limit(call)
             self._arm_late()
         else:
@@ -120,22 +134,32 @@ class AsyncCallDispatcher:
     # The sessions
 
     def _serve(self) -> None:
-        """Send what waits, as far as there are free channels. One beyond the first would split the batches of calls
-        that only wait for a commit: it serves a call that has waited for PATIENCE."""
+        """Send what waits, as far as there are free channels: see the rules in ``call_dispatcher``."""
         for number, channel in enumerate(self._channels):
             if not self._queue.waiting:
                 return
-            if not channel.batch and (not number or now() - self._queue.waiting[0].since >= PATIENCE):
-                channel.is_sent = False
-                self._queue.take(channel.batch)
-                channel.deadline = max(call.deadline for call in channel.batch)
-                for call in channel.batch:
-                    if call.deadline + TOLERANCE < channel.deadline:
-                        self._limit(call)
-                self._send(channel)
+            waited = now() - self._queue.waiting[0].since if number else 0.0
+            if channel.batch or (number and waited < PATIENCE and channel not in self._may_read(waited)):
+                continue
+            channel.is_sent = False
+            self._queue.take(channel.batch, reads=number > 0 and (channel.only_reads or waited < PATIENCE))
+            if not channel.batch:
+                continue
+            channel.deadline = max(call.deadline for call in channel.batch)
+            for call in channel.batch:
+                if call.deadline + TOLERANCE < channel.deadline:
+                    self._limit(call)
+            self._send(channel)
         for call in self._queue.waiting:
             self._limit(call)
         self._arm_late()
+
+    def _may_read(self, waited: float) -> list[_AsyncChannel]:
+        """The free channels beyond the first that reads may use."""
+        if any(is_reading(channel.batch) for channel in self._channels):
+            return []
+        others = [channel for channel in self._channels[1:] if not channel.batch]
+        return [channel for channel in others if channel.session is not None or waited >= READ_PATIENCE]
 
     def _limit(self, call: QueuedCall) -> None:
         """Arm its timer. Not for a call whose batch ends in time: hot, a timer costs 3 us."""
@@ -144,9 +168,11 @@ class AsyncCallDispatcher:
             call.timer = asyncio.get_running_loop().call_later(seconds, self._on_deadline, call)
 
     def _arm_late(self) -> None:
-        """Serve again when the oldest call has waited for PATIENCE. If it has, the next free channel serves it."""
+        """Serve again when the oldest call has waited for READ_PATIENCE, and for PATIENCE. If it has, the next free
+        channel serves it."""
         if self._queue.waiting and len(self._channels) > 1 and not self._is_late_armed:
-            seconds = self._queue.waiting[0].since + PATIENCE - now()
+            waited = now() - self._queue.waiting[0].since
+            seconds = (READ_PATIENCE if waited < READ_PATIENCE else PATIENCE) - waited
             if seconds > 0:
                 self._is_late_armed = True
                 asyncio.get_running_loop().call_later(seconds, self._on_late)
@@ -182,6 +208,8 @@ class AsyncCallDispatcher:
         try:
             session = await self._engine.open(max(0.05, channel.deadline - now()))
         except BaseException as error:
+            if isinstance(error, Unanswered):
+                error._session = LostSession({})  # no call was sent
             self._fail(channel, error if isinstance(error, Exception) else Unanswered("the event loop was closed"))
             if not isinstance(error, Exception):
                 raise
@@ -203,6 +231,7 @@ class AsyncCallDispatcher:
             self._settle(channel, [error])
         elif error is not None:
             if isinstance(error, Unanswered) and channel.session is session:
+                error._session = lost_session(session, batch, self.lost)
                 self._discard(channel)
             self._fail(channel, error)
         else:

@@ -86,6 +86,11 @@ def dialect_of(connection: Any) -> str:
     return name
 
 
+def writes_parameters(connection: Any) -> bool:
+    """Whether the driver of a SQLAlchemy connection writes parameters into the text of a statement."""
+    return bool(_blocking(connection).dialect.driver.startswith("psycopg2"))
+
+
 def autocommits(connection: Any) -> bool:
     """Whether a SQLAlchemy connection is in autocommit mode. To be called after a statement that writes, because
     sqlite3 begins a transaction only then; before it, call ``would_autocommit``."""

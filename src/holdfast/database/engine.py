@@ -1,24 +1,31 @@
 # Generated from engine_async.py by scripts/unasync.py. Do not edit.
 """The engine of a client: runs named statements on sessions that are opened on first use and closed when idle.
 
-A statement may be sent twice: if a connection turns out to be dead, the call is repeated on a new one. So statements
-are written to allow that (an acquire carries its own token), or their callers forbid it with ``again=None``. The engine
-knows SQL by name only, and nothing of leases, locks, objects and operations. These store what they have to remember for
-a client in ``state``, and register in ``resources`` what is to be stopped or released when the client closes.
+If a connection is lost, the call on it is repeated on a new one, and the server may still have its first sending in a
+queue. Executed late, that would overwrite a newer value, or take a lease that was released. Hence one rule: **before a
+client sends anything else, the server ends the session whose call was not answered, and its end is waited for.** So the
+first sending was executed before, or never will be: the next call sees its outcome, and a repeat needs to recognise
+only a write that is done (by its token or version). Where a session cannot be ended (through a pooler, or if the server
+refuses it, or takes longer than END_PATIENCE) no write is repeated, and Unanswered leaves its outcome open. On SQLite
+nothing is executed after its answer. Callers forbid a repeat with ``again=None``.
+
+The engine knows SQL by name only, and nothing of leases, locks, objects and operations. These store what they have to
+remember for a client in ``state``, and register in ``resources`` what is to be stopped or released when the client
+closes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
-from holdfast.database.call_dispatcher import CallDispatcher, CallSession
+from holdfast.database.call_dispatcher import END_PATIENCE, CallDispatcher, CallSession
 from holdfast.database.privileges import migrate_command
-from holdfast.database.sessions import Calls, Row, Statement
+from holdfast.database.sessions import Calls, LostSession, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
@@ -26,7 +33,7 @@ from holdfast.runtime import forks
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import Owner, sleep
 from holdfast.runtime.identity import this_process
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.engine")
 
@@ -41,7 +48,7 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class Repeated(list[Row]):
-    """The answer to a statement that was sent twice. The first one may have been executed, or may yet be."""
+    """The answer to a statement that was sent twice. The first one may have been executed, before the second."""
 
 
 def _nothing() -> None: ...
@@ -136,7 +143,7 @@ class Engine(ABC):
         again: Mapping[str, Any] | None = NOTHING,
         alone: bool = False,
     ) -> list[Row]:
-        """Run a named statement; once more on a new connection when the old one turns out to be dead.
+        """Run a named statement; once more on a new connection when the old one is lost, and its session has ended.
 
         ``again``: parameters that differ the second time. None: never send it twice. ``alone``: in no transaction with
         calls of others.
@@ -146,10 +153,14 @@ class Engine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
+                if self._dispatcher.lost:
+                    self._end_lost_sessions(deadline)
+                if unanswered is not None and not unanswered._session.has_ended:
+                    raise unanswered
                 rows = self._dispatcher.call(name, parameters, deadline, alone=alone)
                 return rows if unanswered is None else Repeated(rows)
             except Unanswered as error:
-                if unanswered is not None or again is None or now() >= deadline:
+                if unanswered is not None or again is None or error._session is None or now() >= deadline:
                     raise
                 unanswered = error
                 parameters = {**parameters, **again}
@@ -162,6 +173,41 @@ class Engine(ABC):
                 if translated is error:
                     raise
                 raise translated from error
+
+    def _end_lost_sessions(self, deadline: float) -> None:
+        """Unreachable when one has not ended before ``deadline``. After END_PATIENCE it is left as it is."""
+        lost_sessions = self._dispatcher.lost
+        for lost in list(lost_sessions):
+            problem = ""
+            while lost in lost_sessions and not lost.has_ended and not problem:
+                problem = self._end_session(lost, deadline)
+            if problem and lost in lost_sessions:
+                log.event(
+                    "session.not_ended", WARNING,
+                    "a session on %(database)s was lost, and may still execute its last call: %(error)s",
+                    database=str(self.database), error=problem,
+                )  # fmt: skip
+            with suppress(ValueError):  # another caller has removed it
+                lost_sessions.remove(lost)
+
+    def _end_session(self, lost: LostSession, deadline: float) -> str:
+        """Try for a second. Returns why it cannot be ended, or an empty text."""
+        unanswered: Unanswered | None = None
+        for _ in range(self._sessions + 1):  # those that are open may be dead, too
+            if (left := deadline - now()) <= 0:
+                raise Unreachable(f"{self.database} has not yet ended a session that was lost: nothing was sent")
+            parameters = {**(lost.identity or {}), "patience": max(1, int(min(left, 1.0) * 1000))}
+            try:
+                [row] = self._dispatcher.call("session_end", parameters, deadline)
+            except Unanswered as error:
+                unanswered = error
+            except Refused as error:
+                return str(error)
+            else:
+                lost.has_ended = lost.has_ended or row["done"]
+                is_over = not lost.has_ended and now() >= lost.give_up
+                return f"it has not ended within {END_PATIENCE:g} s" if is_over else ""
+        raise Unreachable(f"the connection to {self.database} was lost: nothing was sent") from unanswered
 
     def call_when_free(
         self,

@@ -39,8 +39,11 @@ def _first_place(name: str) -> int:
 
 
 def open_side_file(path: str) -> int:
-    """Open the side file ``<database>.<suffix>``, with the owner and the permissions of the database, as SQLite does
-    with its own: otherwise the umask of the first user, or root, would lock out the others."""
+    """Open the side file ``<database>.<suffix>``, with the owner of the database, whichever user is the first.
+
+    Those who may write to the database may read and write the side file. Others may not even read it: a reader could
+    take its locks, and hold up all writers.
+    """
     flags = os.O_RDWR  # Python makes it non-inheritable
     with suppress(FileNotFoundError):
         return os.open(path, flags)
@@ -52,7 +55,8 @@ def open_side_file(path: str) -> int:
         database = os.stat(path.rpartition(".")[0])
         with suppress(PermissionError):
             os.fchown(descriptor, database.st_uid, database.st_gid)
-        os.fchmod(descriptor, database.st_mode & 0o666 | 0o600)
+        writers = database.st_mode & 0o222
+        os.fchmod(descriptor, writers | writers << 1 | 0o600)
     return descriptor
 
 

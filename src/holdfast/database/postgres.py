@@ -108,6 +108,7 @@ class PostgresConnection:
         self._columns: dict[str, Columns] = {}
         self._in_doubt = False
         self.shares = True
+        self.identity: Row | None = None
         self.committed: list[Answer] | None = None
         pgconn.nonblocking = 1
         pgconn.notice_handler = self._notice
@@ -271,7 +272,8 @@ class PostgresSession(PostgresConnection):
         if self.pooled:  # its isolation level may be any, and settings do not stay
             self._prepared, self.shares = None, False
         elif not for_examination:
-            self.call("session_tune", {}, deadline - now())
+            [tuned] = self.call("session_tune", {}, deadline - now())
+            self.identity = {key: tuned[key] for key in ("pid", "started", "server")}
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         """Run a named statement. If it is interrupted, its outcome is unknown and the session is closed."""

@@ -43,7 +43,7 @@ class AsyncPostgresSession(PostgresConnection):
     def __init__(self, session: PostgresSession, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(session.database, session.pgconn)
         self.pooled, self.version, self._prepared = session.pooled, session.version, session._prepared
-        self.shares = session.shares
+        self.shares, self.identity = session.shares, session.identity
         self._loop = loop
         self._queue: deque[_Request] = deque()
         self._closed = False

@@ -11,6 +11,8 @@ from holdfast.database.sessions import Calls
 from holdfast.errors import EngineError, Refused, SchemaMismatch
 
 _MISSING = frozenset({"3F000", "42883", "42P01"})
+SQL_VERSION = 1
+"""Of the SQL functions that this version of holdfast calls: see docs/reference/sql.md."""
 
 
 class PostgresEngine(Engine):
@@ -40,6 +42,11 @@ class PostgresEngine(Engine):
                 self.check_version(None)
             raise
         self.check_version(row["version"])
+        if row["sql_version"] != SQL_VERSION:
+            raise SchemaMismatch(
+                f"schema {self.database.schema!r} in {self.database} has version {row['sql_version']} of the SQL "
+                f"functions, this holdfast calls version {SQL_VERSION}: upgrade holdfast"
+            )
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         schema = self.database.schema

@@ -11,11 +11,12 @@ import re
 FOR_OPERATORS = frozenset(
     {
         "lease_force_release", "lease_force_release_if", "lease_recall", "lease_wipe", "lock_end_session",
-        "audit_begin", "audit_note", "audit_end", "audit_list", "wal_archive", "operation_expire", "review_decide",
-        "relay_remove", "fence_raise",
+        "audit_begin", "audit_note", "audit_end", "audit_stands", "audit_list", "wal_archive", "operation_expire",
+        "operation_correct", "review_decide", "relay_remove", "fence_raise", "gate_acquire", "gate_open",
+        "gate_close", "policy_apply", "schedule_pause", "schedule_order", "schedule_remove",
     }
 )  # fmt: skip
-"""What changes the leases, locks or operations of others without their token, and the audit of that."""
+"""What changes the leases, locks or operations of others without their token, the audit of that, and gates."""
 
 
 SESSION_LOCKS = tuple(

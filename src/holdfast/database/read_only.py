@@ -28,6 +28,7 @@ def make_read_only(session: CallSession, dialect: Dialect, timeout: float) -> Ca
 
 class ReadOnlySession:
     shares = False
+    identity: Row | None = {}  # noqa: RUF012 - never changed
     committed: list[Answer] | None = None
 
     def __init__(self, session: CallSession, *, in_transactions: bool) -> None:

@@ -27,6 +27,7 @@ async def make_read_only(session: AsyncCallSession, dialect: Dialect, timeout: f
 
 class AsyncReadOnlySession:
     shares = False
+    identity: Row | None = {}  # noqa: RUF012 - never changed
     committed: list[Answer] | None = None
 
     def __init__(self, session: AsyncCallSession, *, in_transactions: bool) -> None:

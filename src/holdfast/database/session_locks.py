@@ -8,6 +8,8 @@ holder ended. It takes one random key, and leaves nothing locked.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from holdfast.database.privileges import grant_execute
 from holdfast.database.sessions import Session, open_session
@@ -22,20 +24,21 @@ _exclude: set[Database] = set()
 
 
 def require_session_locks(database: Database, session: Session, timeout: float) -> None:
-    """Check ``session`` against a second session, once for each database. Raises as ``check_session_locks``."""
+    """Check ``session`` against a second session, once for each database. Raises as ``session_locks_exclude``."""
     if database in _exclude:
         return
     other = open_session(database, timeout)
     try:
-        check_session_locks(database, session, other, timeout)
+        with session_locks_exclude(database, session, other, timeout):
+            pass
     finally:
         other.close()
     _exclude.add(database)
 
 
-def check_session_locks(database: Database, session: Session, other: Session, timeout: float) -> int:
-    """SessionUnsafe unless a key that ``other`` holds is refused to ``session``. Returns the key, which is free when
-    ``other`` is closed."""
+@contextmanager
+def session_locks_exclude(database: Database, session: Session, other: Session, timeout: float) -> Iterator[int]:
+    """SessionUnsafe unless a key that ``other`` holds is refused to ``session``. ``other`` holds it in the block."""
     key = secrets.randbits(63)
     try:
         held = other.hold(key, timeout)
@@ -53,4 +56,8 @@ def check_session_locks(database: Database, session: Session, other: Session, ti
             f"the session locks of {database} do not exclude: two sessions got the same lock at once. On some servers, "
             "such as CockroachDB, advisory locks are empty functions. Use leases with failover='ttl', which are rows"
         )
-    return key
+    try:
+        yield key
+    finally:
+        # A server may take a while to notice that a connection was closed; a listing would show the key until then.
+        other.call("session_release", {"session_key": key}, timeout)

@@ -19,6 +19,21 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]
 S = TypeVar("S")
 
 
+class LostSession:
+    """A session that was closed while a call on it was unanswered. Until its end, the server may execute that call.
+
+    It counts as ended if no call can be executed late: on SQLite, and where all calls only read. A session of a pooler
+    cannot be identified, and so cannot be ended.
+    """
+
+    __slots__ = ("give_up", "has_ended", "identity")
+
+    def __init__(self, identity: Row | None, give_up: float = 0.0) -> None:
+        """``identity``: of the session, as in ``CallSession``. ``give_up``: the time until which to try to end it."""
+        self.identity, self.give_up = identity, give_up
+        self.has_ended = identity == {}
+
+
 class Session(Protocol):
     """A blocking session, as the background thread uses it."""
 

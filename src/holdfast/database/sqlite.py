@@ -70,6 +70,7 @@ class _RollBack(Exception):
 
 class SqliteSession:
     pooled, shares = False, True
+    identity: Row | None = {}  # noqa: RUF012 - never changed
 
     def __init__(self, database: Database, timeout: float, *, for_examination: bool = False) -> None:
         """``for_examination``: leave the file in the journal mode that it has."""
@@ -314,6 +315,13 @@ class SqliteSession:
         self._close_side_files()
 
     def _connect(self) -> None:
+        with suppress(OSError):  # it exists, or SQLite reports why it cannot be created
+            # Not with the permissions that the umask allows: the file contains the tokens of leases.
+            descriptor = os.open(self.database.target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(descriptor, self.database.permissions)
+            finally:
+                os.close(descriptor)  # a file that was just created has no locks to lose
         self._connection = sqlite3.connect(
             self.database.target, isolation_level=None, check_same_thread=False, timeout=0
         )

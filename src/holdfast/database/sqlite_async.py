@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 class AsyncSqliteSession:
     pooled, shares = False, True
+    identity: Row | None = {}  # noqa: RUF012 - never changed
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -19,7 +19,18 @@ FOUNDATION = 5
 """The version from which on the tables contain what governs migrations: leases, gates and the audit."""
 _MIGRATIONS = os.path.join(os.path.dirname(__file__), "migrations")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_NOUNS = ("database", "doctor", "governance", "lease", "lineage", "lock", "objects", "operations", "recipes")
+_NOUNS = (
+    "database",
+    "doctor",
+    "governance",
+    "lease",
+    "lineage",
+    "lock",
+    "objects",
+    "operations",
+    "recipes",
+    "schedules",
+)
 """The folders with statements, in a file for each engine."""
 # PostgreSQL's reserved words, and its one schema that does not begin with pg_.
 _RESERVED = frozenset(

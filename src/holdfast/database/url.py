@@ -34,7 +34,7 @@ _OPTIONS = "as in ?sslmode=require&connect_timeout=5; a '?' in the user or the p
 
 class Database(NamedTuple):
     """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for messages.
-    ``same_as``: the pooled database that this is the direct URL of."""
+    ``same_as``: the pooled database that this is the direct URL of. ``permissions``: of a new SQLite file."""
 
     dialect: Dialect
     target: str
@@ -42,6 +42,7 @@ class Database(NamedTuple):
     schema: str = SCHEMA
     prepared: bool = True
     same_as: "Database | None" = None
+    permissions: int = 0o600
 
     def __str__(self) -> str:
         return self.label
@@ -70,13 +71,27 @@ def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) 
     kind = scheme.partition("+")[0].lower()
     if kind == "sqlite":
         check_schema(schema, "sqlite")
+        rest, permissions = _permissions(rest)
         path = _sqlite_path(rest)
-        return Database("sqlite", path, f"sqlite:///{path}", schema)
+        return Database("sqlite", path, f"sqlite:///{path}", schema, permissions=permissions)
     if kind in ("postgres", "postgresql"):
         check_schema(schema, "postgres")
         return Database("postgres", *_conninfo(f"postgresql://{rest}"), schema, prepared)
     shown = f" {scheme!r}" if scheme.replace("+", "").isalnum() else ""  # it may be a part of a password
     raise ValueError(f"unknown URL scheme{shown}: expected sqlite:///file.db or postgresql://host/name")
+
+
+def _permissions(rest: str) -> tuple[str, int]:
+    """The rest of an SQLite URL without ``?permissions=660``, and these permissions."""
+    rest, option, given = rest.partition("?permissions=")
+    if not option:
+        return rest, 0o600
+    if given not in ("600", "660", "666"):
+        raise ValueError(
+            "permissions in an SQLite URL are those of a file that it creates: 600 (its owner's, the default), 660 "
+            f"(its group's as well) or 666 (everybody's), not {given!r}"
+        )
+    return rest, int(given, 8)
 
 
 def _sqlite_path(rest: str) -> str:

@@ -160,6 +160,18 @@ class Wakeup:
         return was_set
 
 
+class LoopWatchdog:
+    """The counterpart of AsyncLoopWatchdog: there is no event loop."""
+
+    def __init__(self) -> None:
+        raise ValueError("watchdog=True needs an AsyncClient: it renews while the event loop turns, and there is none")
+
+    def begin(self) -> None: ...
+
+    def turns(self, notify: Callable[[], object]) -> bool:
+        return True
+
+
 class KeyedLock:
     """One thread at a time for each key."""
 

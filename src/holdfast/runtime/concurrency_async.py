@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.errors import HoldfastError
+from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import Notices
 
 T = TypeVar("T")
@@ -41,10 +42,16 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
 
 
 async def call_blocking(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's function that may block: a plain one is called in a thread."""
+    """Call a user's function that may block: a plain one is called in a thread.
+
+    A cancellation waits for the thread: until it has ended, the caller must not release what it holds."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    return await maybe_await(await asyncio.to_thread(function, *args))
+    thread = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await maybe_await(await asyncio.shield(thread))
+    finally:
+        await asyncio.wait([thread])
 
 
 def check_function(function: Callable[..., Any]) -> None:
@@ -146,6 +153,36 @@ class AsyncWakeup:
             return False
         self._event.clear()
         return True
+
+
+class AsyncLoopWatchdog:
+    """Shows another thread whether the event loop turns in which ``begin`` was called."""
+
+    RECENT = 0.25
+    """Seconds for which a turn counts."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turned_at = -math.inf
+        self._is_asked = False
+
+    def begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._turned_at, self._is_asked = -math.inf, False
+
+    def turns(self, notify: Callable[[], object]) -> bool:
+        """Whether the loop has turned a moment ago. If not, it is asked to, and calls ``notify`` when it does."""
+        if now() - self._turned_at < self.RECENT:
+            return True
+        if self._loop is not None and not self._is_asked:
+            self._is_asked = True
+            with suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(self._turn, notify)
+        return False
+
+    def _turn(self, notify: Callable[[], object]) -> None:
+        self._turned_at, self._is_asked = now(), False
+        notify()
 
 
 class AsyncKeyedLock:

@@ -9,6 +9,8 @@ import re
 import time
 from typing import Any
 
+_unnamed = ""
+"""Stands for the name of a node that has none; the same as long as this process lives."""
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
@@ -41,7 +43,13 @@ def application_name(client: str = "") -> str:
 
 
 def _host() -> str:
+    """The name of this node, or a UUID if it has none: two nodes never share a name."""
+    global _unnamed
     try:
-        return os.uname().nodename
+        name = os.uname().nodename
     except AttributeError:  # pragma: no cover - Windows
-        return os.environ.get("COMPUTERNAME", "unknown")
+        name = os.environ.get("COMPUTERNAME", "")
+    if name and name != "(none)":  # the kernel's word
+        return name
+    _unnamed = _unnamed or new_token()
+    return _unnamed

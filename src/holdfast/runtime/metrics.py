@@ -153,6 +153,8 @@ METRICS: tuple[Metric, ...] = (
              "env", "operation_type", "outcome"),
     _seconds("operation_hold_seconds", "Time from the lock request to the end of an attempt.", "operation.left", "held",
              "env", "operation_type"),
+    _counter("schedule_runs", "Slots of schedules, by what became of them.", "schedule.ended", "outcome", value="runs"),
+    _seconds("schedule_lateness_seconds", "Time from a slot to the start of its run.", "schedule.started", "lateness"),
     _runs("stale_partials_met", "operation.partial", "Interrupted operations, each time one is found.", "fate"),
 )  # fmt: skip
 

@@ -173,6 +173,7 @@ def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_lo
         pgconn=LastWords(),
         pooled=False,
         shares=True,
+        identity=None,
         version=0,
         _prepared=None,
     )

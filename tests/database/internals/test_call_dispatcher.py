@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -176,7 +176,7 @@ def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypa
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(MANY) as pool:
 
         def work(number: int) -> None:
-            for _ in range(100):
+            for _ in range(30):
                 client._engine.call("object_get", {"type": "t", "id": str(number)}, timeout=3600.0)
                 client._engine.call("lease_history", {"name": None, "limit": 1}, timeout=3600.0)
 
@@ -209,6 +209,29 @@ def test_one_that_waits_long_costs_the_others_a_second_session_which_is_closed_w
             assert len(client._engine._dispatcher.sessions) == 2
             stuck.result(PATIENCE).release()
         eventually(lambda: client._engine._dispatcher.sessions == [], "both are closed")
+
+
+@EACH_ONCE
+def test_stuck_writes_delay_no_read(connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: the last session is for reads."""
+    client = connect(either)
+    client.objects.put_if("t", "a", 1, holdfast.MustCreate())
+    with ExitStack() as at_end:
+        pool = at_end.enter_context(ThreadPoolExecutor(3))
+        if either.startswith("sqlite"):
+            writer = sqlite3.connect(either.removeprefix("sqlite:///"), isolation_level=None)
+            at_end.enter_context(closing(writer)).execute("begin immediate")
+        else:
+            at_end.enter_context(locked(either))
+        channels = client._engine._dispatcher._channels
+        stuck = []
+        for number in range(2):
+            stuck.append(pool.submit(client.lease(f"b-{number}", ttl=600).acquire))
+            eventually(lambda: sum(bool(channel.batch) for channel in channels) > number, "it is being sent")  # noqa: B023
+        stuck.append(pool.submit(client.lease("b-2", ttl=600).acquire))
+        eventually(lambda: client._engine._dispatcher._queue.waiting, "a third one waits")
+        assert client.objects.get("t", "a").payload == 1
+        assert not any(call.done() for call in stuck)
 
 
 def test_a_client_with_one_session_opens_no_second(connect: Connect, postgres_url: str) -> None:

@@ -155,7 +155,7 @@ def test_a_row_that_is_locked_for_long_keeps_nobody_waiting(open_session: Opener
     """One of the user's transactions has locked it. A call alone would wait, here for an hour."""
     session = open_session(postgres_url)
     session.call("wait_long")
-    put = {"type": "t", "id": "x", "body": "1", "condition": "create", "rename": False, "again": False, "late": False}
+    put = {"type": "t", "id": "x", "body": "1", "expected": 0, "again": False, "late": False}
     token = {"token": "00000000-0000-0000-0000-000000000001"}
     [row] = session.call("object_put", **put, **token)
     swap = ("object_swap", {"type": "t", "id": "x", "body": "2", "expected": row["version"], "again": False, **token})
@@ -193,13 +193,13 @@ def test_a_lost_session_is_unknown_for_all(open_session: Opener, postgres_url: s
 def test_large_values_fit_in_one_message(open_session: Opener, postgres_url: str) -> None:
     """More than either side's buffers hold, in both directions: nobody waits for the other to read."""
     session = open_session(postgres_url)
-    body = '"' + "x" * 4_000_000 + '"'
+    body = '"' + "x" * 1_000_000 + '"'
     calls = [
         (
             "object_put",
             {
-                "type": "t", "id": str(number), "body": body, "condition": "create", "rename": False, "again": False,
-                "late": False, "token": f"00000000-0000-0000-0000-00000000000{number}",
+                "type": "t", "id": str(number), "body": body, "expected": 0, "again": False, "late": False,
+                "token": f"00000000-0000-0000-0000-00000000000{number}",
             },
         )
         for number in range(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,15 +17,20 @@ import holdfast
 from holdfast import commands as operator
 from holdfast.database.privileges import FOR_OPERATORS
 from holdfast.database.statements import statements
+from holdfast.testing import available
 from holdfast.testing.server import until
 from tests.cli.command import columns_of, printed
 from tests.conftest import MAJORS, NEWEST, fresh, server
+from tests.lineage.recording_sink import RecordingSink
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/howto/roles-and-poolers.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## Who uses them")[2].partition("\n## ")[0]
 BLOCKS = re.findall(r"^```sql\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
-FOR_PSQL = {"lock_key"}
+FOR_PSQL = {"lock_key", "sql_version", "lease_try", "slot_renew", "slot_release", "gate_require", "gate_trigger"}
+FOR_PSQL_OPERATORS = {"gate_open", "gate_close"}
 """Functions that no statement of ours calls, for other languages."""
+CALLED_BY_FUNCTIONS = {"audit_stands"}
+"""Of those that run with the rights of the caller."""
 JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
 
 
@@ -74,8 +80,8 @@ def may(connection: psycopg.Connection[Any]) -> set[str]:
 def test_the_page_grants_every_function_that_is_called_and_those_for_operators_to_operators_alone() -> None:
     """A function that is added is granted by the page, to one of the two, or this fails."""
     texts = [each.sql for each in statements("postgres").values()]
-    called = set(re.findall(r"\bholdfast\.(\w+)\(", "".join(texts)))
-    assert called >= FOR_OPERATORS
+    called = {*re.findall(r"\bholdfast\.(\w+)\(", "".join(texts)), *CALLED_BY_FUNCTIONS}
+    assert called | FOR_PSQL_OPERATORS >= FOR_OPERATORS
     assert granted("operator") == FOR_OPERATORS
     assert granted("worker") == called - FOR_OPERATORS | FOR_PSQL
 
@@ -109,8 +115,6 @@ def test_a_worker_does_all_of_its_work(urls: tuple[str, str], worker: holdfast.C
         assert [each.kind for each in worker.operations.history("joined")][-1] == "lock_released"
         assert worker.operation("outside").run(lambda: 3).result == 3
         assert worker.operation("outside").run(lambda: 4).replayed is True
-        worker.operations.reset("outside", **JANE)
-        assert worker.operation("outside").run(lambda: 5).result == 5
         with pytest.raises(holdfast.PolicyDenied, match="is closed"):
             worker.gates.require("dot_config")
         assert mine.execute("select holdfast.lock_key('import') is not null").fetchone() == (True,)
@@ -119,15 +123,30 @@ def test_a_worker_does_all_of_its_work(urls: tuple[str, str], worker: holdfast.C
     assert [each.ok for each in worker.leases.probe()] == [True] * 7
 
 
+@pytest.mark.parametrize("role", ["worker", "operator"])
+def test_the_functions_answer_as_the_conformance_script_says(urls: tuple[str, str], role: str) -> None:
+    script = Path(__file__).resolve().parents[3] / "spec/conformance.sql"
+    psql = [str(available()[NEWEST] / "psql"), "-X", urls[role == "operator"], "-f", str(script)]
+    done = subprocess.run(psql, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("# all cases hold\n")
+    assert done.stdout.count("\nok - ") > 40
+    with holdfast.Client(urls[0]) as client:
+        assert client.leases.list() == []
+        assert client.objects.list("conformance") == []
+
+
 def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
     urls: tuple[str, str], worker: holdfast.Client
 ) -> None:
+    worker.operation("done").run(lambda: 1)
     with holdfast.Client(urls[0]) as victim, victim.lease("import") as grant, victim.lock("import"):
-        [held] = victim.locks.list()
+        [held] = [each for each in victim.locks.list() if each.name == "import"]
         attempts: list[tuple[str, Callable[[], object]]] = [
             ("lease_force_release", lambda: worker.leases.force_release("import", **JANE)),
             ("lease_force_release_if", lambda: worker.leases.force_release("import", fence=grant.fence, **JANE)),
             ("audit_begin", lambda: worker.locks.end_session(held.pid or 0, **JANE)),
+            ("operation_correct", lambda: worker.operations.reset("done", **JANE)),
             ("audit_list", lambda: worker.audit.list()),
             ("audit_begin", lambda: worker.audit.begin("lease.release", "import", **JANE)),
             ("audit_begin", lambda: worker.gate("dot_config", **JANE).__enter__()),
@@ -139,16 +158,17 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
         direct = {
             "lease_force_release": "'import', 'jane', 'x'",
             "lease_force_release_if": f"'import', {grant.fence}, 'jane', 'x'",
-            "lease_recall": f"'import', {grant.fence}",
+            "lease_recall": f"'import', {grant.fence}, 'jane', 'x'",
             "lease_wipe": f"'import', '{grant.token}'",
-            "lock_end_session": f"{held.pid}",
+            "lock_end_session": f"{held.pid}, 1",
+            "gate_acquire": "'@gate:dot_config', 'jane', 30",
             "audit_begin": "'a', 's', 'jane', 'x'",
             "audit_note": "1, 1, null",
             "audit_end": "1, 'done'",
             "audit_list": "",
             "wal_archive": "'k', 'e', 'p', 1, '[]'",
             "operation_expire": "1",
-            "relay_remove": "'r'",
+            "relay_remove": "'r', 'jane', 'x'",
         }
         with psycopg.connect(urls[0], autocommit=True) as mine:
             assert may(mine) & FOR_OPERATORS == set()
@@ -170,11 +190,14 @@ def test_an_operator_may_what_a_worker_may_and_the_rest(urls: tuple[str, str], w
         assert boss.leases.force_release("a", **JANE) is True
         assert boss.leases.force_release("b", fence=taken[1].fence, **JANE) is True
         assert operator.run(boss, "lease.release", {"name": "c"}, **JANE).changes
+        worker.operation("outside").run(lambda: 3)
+        boss.operations.reset("outside", **JANE)
+        assert worker.operation("outside").run(lambda: 5).result == 5
         with boss.gate("dot_config", **JANE):
             assert worker.gates.require("dot_config").holder == "jane"
             reasons = [columns_of(printed("--url", url, "gates"))[0]["reason"] for url in urls]
             assert reasons == ["-", JANE["reason"]], "the reason is in the record, which a worker may not read"
-        guard = boss.lease("system:guard").acquire()
+        guard = boss._guard_lease("system:guard").acquire()
         kept = worker.lease("wiped").acquire()
         assert operator.run(boss, "lease.wipe", {"guard": guard.name, "token": guard.token}, **JANE).changes
         assert worker.leases.get(kept.name) is None
@@ -194,3 +217,118 @@ def test_the_doctor_is_content_with_both(urls: tuple[str, str]) -> None:
         with holdfast.Client(url) as client:
             [found] = [each for each in client.doctor().findings if each.check == "privileges"]
             assert (found.status, words in found.found) == ("ok", True), found
+
+
+RESET = """operation_correct('{key}', '{pointer}', '9:{end}', 9,
+    '["", [9, "reset", 1, 1, 1, "{{}}", null], "{end}"]', 'failure', 1, 1, null, null, null, null, null, false, 0,
+    null, 'repair', '{token}', 'paid', null, null, null, null, null, null, {said})"""
+WRITE = """select holdfast.operation_write('{key}', '{pointer}', '9:f', 9,
+    '["", [9, {kind}, 1, 1, 1, {detail}, null], "f"]', '{status}', {attempt}, 1, null, null, null, null, null, true, 0,
+    null, 'mine', '{token}', null, null, 'paid', null, null, null, null, null, null)"""
+BEGUN = (
+    """select holdfast.operation_end(array_to_string(array[extract(epoch from transaction_timestamp())::text, 'new',
+    'new', null, '1:f', '1', '["", [1, {kind}, 1, 1, 1, {detail}, null], "f"]', 'success', '1', '1', null, null, null,
+    null, null, 'true', '0'] || array_fill(null::text, array[9]), chr(31), ''))""",
+    """select holdfast.operation_claim(array_to_string(array['new', '1', btrim('{kind}', '"') || chr(30)
+    || ('{detail}'::json #>> '{{}}'), null, 'true', null, 'new'] || array_fill(null::text, array[6]), chr(31), ''),
+    '@op:new', 'me', 60, gen_random_uuid(), null, 0, false, null, null)""",
+    """select holdfast.operation_claim_many('new', '1:f', '["", [1, {kind}, 1, 1, 1, {detail}, null], "f"]', 'new', '',
+    '', '', '', '', '', '', 1, null, 'mine', '{token}', null)""",
+)
+"""Statements that write the first entries of an operation."""
+STATE = """
+    select (select json_agg(l order by l.name)::text from holdfast.lease l), (select count(*) from holdfast.history),
+           (select json_agg(r)::text from holdfast.review r), (select json_agg(r)::text from holdfast.relay r),
+           (select json_agg(g)::text from holdfast.idempotency_log g),
+           (select b.wanted::text from holdfast.beat b join holdfast.lease l on l.beat = b.id where l.name = 'job'),
+           (select count(*) from holdfast.audit)"""
+
+
+def test_every_act_on_the_work_of_others_leaves_one_entry_that_no_sql_avoids(
+    urls: tuple[str, str], worker: holdfast.Client
+) -> None:
+    """Rolled back, it leaves none; when its entry cannot be written, it does not happen."""
+    said = "'jane', 'its machine is gone'"
+    with (
+        holdfast.Client(urls[1]) as boss,
+        psycopg.connect(urls[1], autocommit=True) as mine,
+        psycopg.connect(urls[0].replace("worker@", "postgres@"), autocommit=True) as owner,
+    ):
+        fences = {name: worker.lease(name, ttl=3600).acquire().fence for name in ("a", "b", "job", "rest")}
+        repair = boss.lease("repair", ttl=3600).acquire()
+        guard = boss._guard_lease("system:guard", ttl=3600).acquire()
+        worker.operation("paid").run(lambda: 1)
+        paid = worker.operations.get("paid")
+        assert paid is not None
+        [(review,)] = mine.execute("select holdfast.review_open('k', 'k', null, null, 'policy', 'why')").fetchall()
+        worker.relay("r", RecordingSink()).step()
+        reset = RESET.format(key=paid.key, pointer=paid.pointer, end="f" * 64, token=repair.token, said=said)
+        acts = {
+            "lease_recall": f"lease_recall('job', {fences['job']}, {said})",
+            "lease_force_release": f"lease_force_release('a', {said})",
+            "lease_force_release ": f"lease_force_release_if('b', {fences['b']}, {said})",
+            "review_decide": f"review_decide({review}, 'approved', {said})",
+            "relay_remove": f"relay_remove('r', {said})",
+            "operation_reset": reset,
+            "lease_wipe": f"lease_wipe('{guard.name}', '{guard.token}')",
+        }
+        for action, act in acts.items():
+            call = f"select holdfast.{act}".encode()
+            [before] = owner.execute(STATE).fetchall()
+            with mine.transaction(force_rollback=True):
+                mine.execute(call)
+            owner.execute("alter table holdfast.audit add constraint no_room check (false) not valid")
+            with pytest.raises(psycopg.errors.CheckViolation):
+                mine.execute(call)
+            owner.execute("alter table holdfast.audit drop constraint no_room")
+            assert owner.execute(STATE).fetchall() == [before], act
+            mine.execute(call)
+            [(*now, count)] = owner.execute(STATE).fetchall()
+            assert (tuple(now) != before[:-1], count) == (True, before[-1] + 1), act
+            entry = boss.audit.list()[0]
+            assert (entry.action, entry.role, entry.outcome) == (action.strip(), "operator", "done")
+            assert entry.actor == (guard.holder if action == "lease_wipe" else "jane")
+
+
+def test_no_role_forges_an_entry_or_does_what_is_audited_another_way(
+    urls: tuple[str, str], worker: holdfast.Client
+) -> None:
+    worker.operation("paid").run(lambda: 1)
+    paid = worker.operations.get("paid")
+    assert paid is not None
+    mine = worker.lease("mine", ttl=3600).acquire()
+    terms = {"key": paid.key, "pointer": paid.pointer, "token": mine.token, "attempt": 1, "status": "failure"}
+    signed = r'"{\"actor\": \"elder\"}"'
+    with psycopg.connect(urls[0], autocommit=True) as plain, psycopg.connect(urls[1], autocommit=True) as boss:
+        for kind, detail in (
+            ('"reset"', '"{}"'),
+            (r'"\u0072eset"', '"{}"'),
+            ('"success"', signed),
+            ('"rollback"', signed),
+        ):
+            for session in (plain, boss):
+                for statement in (WRITE, *BEGUN):
+                    with pytest.raises(InsufficientPrivilege, match="operation_correct alone"):
+                        session.execute(statement.format(kind=kind, detail=detail, **terms).encode())
+        for change in ({}, {"status": "partial", "attempt": 2}):
+            undo = WRITE.format(kind='"failure"', detail='"{}"', **{**terms, **change}).encode()
+            assert plain.execute(undo).fetchone() == ("changed",), "a success stays, until it expires"
+        for statement in (
+            "select holdfast.audit_act('lease_force_release', 'x', 'jane', 'why', null, null)",
+            "insert into holdfast.audit (actor, role, action, subject, reason) values ('a', 'b', 'c', 'd', 'e')",
+            "update holdfast.audit set actor = 'joe'", "delete from holdfast.audit", "truncate holdfast.audit",
+        ):  # fmt: skip
+            with pytest.raises(InsufficientPrivilege):
+                boss.execute(statement.encode())
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="must contain a dot"):
+            boss.execute("select holdfast.audit_begin('lease_force_release', 'x', 'jane', 'why')")
+        plain.execute("select pg_advisory_lock(1)")
+        pid = plain.info.backend_pid
+        begin = f"holdfast.audit_begin('lock.end', 'session {pid}', 'jane', 'why')"
+        for entry in ("null", "(select max(id) from holdfast.audit_list())", begin):
+            with boss.transaction():
+                [(answer,)] = boss.execute(f"select holdfast.lock_end_session({pid}, {entry})".encode()).fetchall()
+            assert answer.startswith("refused: first begin an audit entry"), entry
+        [(stands,)] = boss.execute(f"select {begin}".encode()).fetchall()
+        assert plain.execute("select 1").fetchone() == (1,)
+        assert boss.execute(f"select holdfast.lock_end_session({pid}, {stands})".encode()).fetchone() == ("ended",)

@@ -97,8 +97,8 @@ def test_a_commit_waits_for_the_disk_but_for_what_ends_with_the_machine(raw: Raw
         [[level]] = raw.session._connection.execute("pragma synchronous")
         return bool(level == 2)
 
-    given: dict[str, Any] = {"type": "box", "id": "b-1", "body": "1", "condition": "any", "rename": False}
-    given |= dict.fromkeys(("raw", "expected", "name", "labels", "lease", "lease_token"))
+    given: dict[str, Any] = {"type": "box", "id": "b-1", "body": "1", "expected": -1}
+    given |= dict.fromkeys(("raw", "name", "labels", "lease", "lease_token"))
     for durable in ("object_put", "hello"):
         raw.acquire(durable)
         assert not waited()
@@ -114,7 +114,7 @@ def test_a_commit_waits_for_the_disk_but_for_what_ends_with_the_machine(raw: Raw
     assert waited()
     volatile = {name for name, each in declared_calls().items() if each.volatile}
     assert {name.partition("_")[0] for name in volatile - {"operation_look"}} == {
-        "lease", "beat", "slot", "lock", "purge",
+        "lease", "guard", "elector", "gate", "operation", "relay", "beat", "slot", "lock", "purge",
     }  # fmt: skip
 
 

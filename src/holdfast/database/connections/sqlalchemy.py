@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from holdfast.database.url import Database
 from holdfast.errors import EngineError
 from holdfast.runtime.concurrency import BLOCKS
 
+_IN_AUTOCOMMIT = "this connection is in autocommit mode: there is no transaction to protect"
 _IN_SAVEPOINT = (
     "a lease cannot protect a savepoint: if the driver has not begun a transaction before, SQLite commits when the "
     "savepoint is released. Protect the transaction before its first savepoint."
@@ -86,6 +88,8 @@ class SqlAlchemy:
             raise EngineError(_IN_SAVEPOINT)
         drivers.teach_sqlalchemy(connection)
         self._driver = drivers.driver_of(connection)
+        if drivers.writes_parameters(connection):
+            return self._fence_by_proof(connection, statement, **parameters)
         protecting = text(with_placeholders(self._database, statement, ":{}")).bindparams(
             bindparam("token", type_=String())
         )
@@ -94,7 +98,20 @@ class SqlAlchemy:
             result = connection.execute(protecting, secret)
         fence: int | None = result.scalar()
         if fence is not None and drivers.autocommits(connection):
-            raise ValueError("this connection is in autocommit mode: there is no transaction to protect")
+            raise ValueError(_IN_AUTOCOMMIT)
+        return fence
+
+    def _fence_by_proof(self, connection: Any, statement: str, name: str, token: str) -> int | None:
+        """With a proof for this transaction, because other sessions can read the text of a statement."""
+        from sqlalchemy import text
+
+        if drivers.autocommits(connection):
+            raise ValueError(_IN_AUTOCOMMIT)
+        transaction = (connection.execute(text(statements("postgres")["protect_transaction"].sql))).scalar()
+        proof = hashlib.sha256(f"{token}:{transaction}".encode()).hexdigest()
+        protecting = text(with_placeholders(self._database, f"{statement}_proven", ":{}"))
+        with encodable():
+            fence: int | None = (connection.execute(protecting, {"name": name, "proof": proof})).scalar()
         return fence
 
     def write(self, statement: str, parameters: dict[str, Any]) -> Row:

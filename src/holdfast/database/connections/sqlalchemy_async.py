@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from holdfast.database.url import Database
 from holdfast.errors import EngineError
 from holdfast.runtime.concurrency_async import BLOCKS
 
+_IN_AUTOCOMMIT = "this connection is in autocommit mode: there is no transaction to protect"
 _IN_SAVEPOINT = (
     "a lease cannot protect a savepoint: if the driver has not begun a transaction before, SQLite commits when the "
     "savepoint is released. Protect the transaction before its first savepoint."
@@ -85,6 +87,8 @@ class AsyncSqlAlchemy:
             raise EngineError(_IN_SAVEPOINT)
         drivers.teach_sqlalchemy(connection)
         self._driver = drivers.driver_of(connection)
+        if drivers.writes_parameters(connection):
+            return await self._fence_by_proof(connection, statement, **parameters)
         protecting = text(with_placeholders(self._database, statement, ":{}")).bindparams(
             bindparam("token", type_=String())
         )
@@ -93,7 +97,20 @@ class AsyncSqlAlchemy:
             result = await connection.execute(protecting, secret)
         fence: int | None = result.scalar()
         if fence is not None and drivers.autocommits(connection):
-            raise ValueError("this connection is in autocommit mode: there is no transaction to protect")
+            raise ValueError(_IN_AUTOCOMMIT)
+        return fence
+
+    async def _fence_by_proof(self, connection: Any, statement: str, name: str, token: str) -> int | None:
+        """With a proof for this transaction, because other sessions can read the text of a statement."""
+        from sqlalchemy import text
+
+        if drivers.autocommits(connection):
+            raise ValueError(_IN_AUTOCOMMIT)
+        transaction = (await connection.execute(text(statements("postgres")["protect_transaction"].sql))).scalar()
+        proof = hashlib.sha256(f"{token}:{transaction}".encode()).hexdigest()
+        protecting = text(with_placeholders(self._database, f"{statement}_proven", ":{}"))
+        with encodable():
+            fence: int | None = (await connection.execute(protecting, {"name": name, "proof": proof})).scalar()
         return fence
 
     async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
