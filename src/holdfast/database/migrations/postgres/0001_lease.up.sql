@@ -12,7 +12,10 @@
 --     in order and waits for a lock for at most 200 ms; what would have to wait longer is rolled back with its neighbours and sent
 --     again alone. So no two of them deadlock, and none waits for a user's transaction: acquires try, releases use NOWAIT, and
 --     what remains are rows of a beat, which another of these transactions or a heartbeat frees in a moment. What may wait for
---     seconds sets a lock_timeout of its own (renew, force_release), which would override that limit: it is sent alone.
+--     seconds sets a lock_timeout of its own (renew, force_release), which would override that limit: it is sent alone;
+--   * no object is written in a transaction with leases: it may be locked by a user, and the heartbeat of another process may wait
+--     for a beat that the transaction has locked (one that was re-entered, taken over, or released with "tell"). Its wait has a
+--     bound: 64 statements of about 0.1 ms, and one commit.
 -- Every function pins its search_path, because a SECURITY DEFINER function without one can be hijacked. Internal functions
 -- are not SECURITY DEFINER: a role without privileges on the tables cannot call them directly.
 
@@ -60,12 +63,13 @@ create table holdfast.beat (
     host           text,
     pid            int,
     started        timestamptz not null default clock_timestamp(),
-    info           jsonb check (pg_column_size(info) <= 4096)
+    info           jsonb check (pg_column_size(info) <= 4096 and length(info::text) <= 4300)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+comment on column holdfast.beat.info is 'shown to everybody who lists leases; no number in it is too long for Python, which refuses more than 4300 digits';
 comment on column holdfast.beat.solo is 'serves one lease, and is deleted with it';
 comment on column holdfast.beat.generation is 'rises when one of its leases is taken away before it expires; the next heartbeat reads it';
 comment on column holdfast.beat.session_key is 'advisory key that the session holds: if it is free, the session has ended (failover = session). An owner key, 7846 in its first 16 bits, is taken again after a reconnect: see beat_look';
-comment on column holdfast.beat.unseen_at is 'when the owner key was found free; null again with the next heartbeat, which follows each taking of the key';
+comment on column holdfast.beat.unseen_at is 'when the owner key was found free; null again when it is locked or found locked, and with the next heartbeat';
 
 -- No foreign key to beat: it would create a multixact in every acquire. A missing beat counts as dead.
 create table holdfast.lease (
@@ -76,15 +80,22 @@ create table holdfast.lease (
     fence       bigint not null,
     acquired_at timestamptz not null,
     keep_until  timestamptz,
-    kept        boolean not null default false
+    kept        boolean not null default false,
+    kind        text not null,
+    role        text not null,
+    reenter     bytea
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
+comment on column holdfast.lease.kind is 'which function took it: plain, guard, elector, gate, slot, operation or relay';
+comment on column holdfast.lease.role is 'the database role that took it';
+comment on column holdfast.lease.reenter is 'hash of the secret with which the same holder and role re-enter; null: there is no re-entry';
 comment on column holdfast.lease.kept is 'released before keep_until: no holder until its beat ends; history already has the release';
 
 create table holdfast.history (
     id          bigint generated always as identity primary key,
     name        text not null,
     holder      text not null,
+    role        text,
     host        text,
     pid         int,
     fence       bigint not null,
@@ -283,6 +294,20 @@ begin
     end if;
 end $$;
 
+-- Names that begin with @ or holdfast: are holdfast's own, and each belongs to one kind of lease. Anybody may take any other name as a
+-- plain lease, for a guard or for an elector.
+create function holdfast.check_kind(kind text, name text) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if kind in ('plain', 'guard', 'elector') and (name like '@%' or name like 'holdfast:%') then
+        raise exception 'name must not begin with ''@'' or ''holdfast:'', which are reserved for holdfast''s own leases (gates, slots, operations, relays, the runtime lease): %',
+            quote_literal(name) using errcode = 'invalid_parameter_value';
+    elsif kind = 'gate' and name not like '@gate:%' and name <> 'holdfast:runtime' or kind = 'slot' and name not like '@slot:%'
+          or kind = 'operation' and name not like '@op:%' or kind = 'relay' and name not like '@relay:%' then
+        raise exception 'a lease of kind % cannot have the name %', kind, quote_literal(name) using errcode = 'invalid_parameter_value';
+    end if;
+end $$;
+
 -- The name that the waiters of a lease wait for.
 create function holdfast.waiters_name(name text) returns text
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
@@ -313,8 +338,8 @@ declare
 begin
     select * into b from holdfast.beat where id = l.beat;
     if not l.kept or outcome = 'forced' then
-        insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
-        values (l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at,
+        insert into holdfast.history (name, holder, role, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
+        values (l.name, l.holder, l.role, b.host, b.pid, l.fence, l.acquired_at,
                 case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
     end if;
     if outcome = 'released' and l.keep_until > now then
@@ -334,13 +359,34 @@ begin
     end if;
 end $$;
 
--- Look for the owner key of a beat. Null: its session lives, or the TTL alone decides. Else the seconds until the beat may be
--- declared dead: the key has to be found free twice, 0.5 s apart, without a heartbeat in between. 0: this call has declared it dead.
+-- The advisory key that a transaction holds, shared, while it protects a lease: the server does not show who holds a lock on a row.
+create function holdfast.protect_key(name text) returns bigint
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    return (7848::bigint << 48) | (hashtextextended(name, 0) & 281474976710655);
+end $$;
+
+-- Let the server end the session if its transaction is still open after this time, where it can: since PostgreSQL 17. A shorter limit of
+-- its own stays. 0 would mean: no limit.
+create function holdfast.limit_transaction(seconds double precision) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    own_ms bigint := extract(epoch from current_setting('transaction_timeout', true)::interval) * 1000;
+begin
+    if own_ms = 0 or own_ms > seconds * 1000 then
+        perform set_config('transaction_timeout', (seconds * 1000)::bigint::text, true);
+    end if;
+end $$;
+
+-- Look for the owner key of a beat. Null: its session lives, or the TTL alone decides. Else the seconds until the next look may declare
+-- the beat dead: the key has to be found free twice, 0.5 s apart, without a heartbeat in between, and without a look that finds it held.
+-- 0: this call has declared it dead.
 -- The lock is given back at once, so that the owner can take it again. Through a pooler that is still one session.
 create function holdfast.beat_look(beat uuid) returns double precision
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     b record;
+    is_free boolean;
     seconds double precision;
 begin
     select * into b from holdfast.beat x
@@ -348,39 +394,61 @@ begin
        and x.server_started = pg_postmaster_start_time();
     if not found then
         return null;  -- where session locks are refused it ends here, because no beat has an owner key
-    elsif not pg_try_advisory_lock(b.session_key) then
+    end if;
+    is_free := pg_try_advisory_lock(b.session_key);
+    if is_free then
+        perform pg_advisory_unlock(b.session_key);
+    elsif b.unseen_at is null then
         return null;
     end if;
-    perform pg_advisory_unlock(b.session_key);
     seconds := 0.5 - extract(epoch from clock_timestamp() - b.unseen_at);
-    if seconds > 0 then
+    if is_free and seconds > 0 then
         return seconds;
     end if;
+    -- Once more under the lock of the row, which owner_hold and a heartbeat need: the owner may have come back since.
     perform from holdfast.beat x where x.id = b.id and x.unseen_at is not distinct from b.unseen_at and not x.dead for no key update skip locked;
     if not found then
-        return null;
-    elsif seconds is null then
-        update holdfast.beat x set unseen_at = clock_timestamp() where x.id = b.id;
-        return 0.5;
-    elsif not pg_try_advisory_lock(b.session_key) then  -- once more, under the lock of the row that a heartbeat needs
+        return 0.01;
+    elsif is_free and pg_try_advisory_lock(b.session_key) then
+        perform pg_advisory_unlock(b.session_key);
+        update holdfast.beat x set unseen_at = coalesce(x.unseen_at, clock_timestamp()), dead = seconds is not null where x.id = b.id;
+        return case when seconds is null then 0.5 else 0 end;
+    elsif exists (select from pg_locks k where k.locktype = 'advisory' and k.mode = 'ShareLock' and k.granted and k.objsubid = 1
+                   and k.classid::bigint << 32 | k.objid::bigint = b.session_key
+                   and k.database = (select d.oid from pg_database d where d.datname = current_database())) then
+        update holdfast.beat x set unseen_at = null where x.id = b.id;
         return null;
     end if;
-    perform pg_advisory_unlock(b.session_key);
-    update holdfast.beat x set dead = true where x.id = b.id;
-    return 0;
+    return 0.01;  -- another look has the lock at this moment
 end $$;
 
--- Acquire, take over or re-enter. status: acquired | taken_over | reentered | held | busy (retry soon) | beat_lost.
+-- Lock an owner key, shared: a session of this process that the server has not given up yet may have it, too. The same statement
+-- removes the note that it was free. If only the next heartbeat did, two short losses of the session could count as a long one. It
+-- waits for a look that is under way, and so also removes the note of that one.
+create function holdfast.owner_hold(key bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if not pg_try_advisory_lock_shared(key) then
+        return false;
+    end if;
+    update holdfast.beat b set unseen_at = null where b.session_key = key;
+    return true;
+end $$;
+
+create type holdfast.lease_answer as (
+    token uuid, beat uuid, status text, fence bigint, held_by text, remaining double precision, session_watch bigint
+);
+
+-- Acquire, take over or re-enter a lease of any kind. status: acquired | taken_over | reentered | held | busy (retry soon) | beat_lost.
 -- Without a beat, it creates one for this lease alone, to be renewed with lease_renew(name, token). With a beat and a
 -- process, it creates the beat of that process if it is missing. With a beat but no process, the beat must exist.
--- A refused acquire writes nothing.
-create function holdfast.lease_acquire(
-    name text, holder text, ttl_seconds double precision,
-    inout token uuid default null, inout beat uuid default null,
-    reenter boolean default true, at_least_seconds double precision default 0,
-    solo boolean default true, session_key bigint default null, process jsonb default null,
+-- A refused acquire writes nothing. Only the functions of the kinds call it: lease_acquire, guard_acquire, elector_acquire, gate_acquire,
+-- slot_claim, operation_acquire, operation_claim, relay_acquire.
+create function holdfast.lease_take(
+    kind text, name text, holder text, ttl_seconds double precision, inout token uuid, inout beat uuid,
+    reenter text, at_least_seconds double precision, solo boolean, session_key bigint, process jsonb,
     out status text, out fence bigint, out held_by text, out remaining double precision, out session_watch bigint)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     r record;
@@ -388,14 +456,18 @@ declare
     gone boolean;
     look double precision;
     founds boolean;
-    want uuid := coalesce(lease_acquire.token, gen_random_uuid());
-    beat_id uuid := coalesce(lease_acquire.beat, gen_random_uuid());
+    want uuid := coalesce(lease_take.token, gen_random_uuid());
+    beat_id uuid := coalesce(lease_take.beat, gen_random_uuid());
+    proof bytea := sha256(convert_to(reenter, 'UTF8'));
     keep timestamptz;
     number bigint;
 begin
     -- hot: bench lease pairs. The checks are repeated here, because a call of a function costs as much as each.
     if name is null or length(name) not between 1 and 200 or name ~ '[[:cntrl:]]' then
         perform holdfast.check_name('name', name);
+    end if;
+    if name like '@%' or name like 'holdfast:%' or kind not in ('plain', 'guard', 'elector') then
+        perform holdfast.check_kind(kind, name);
     end if;
     if holder is null or length(holder) not between 1 and 200 or holder ~ '[[:cntrl:]]' then
         perform holdfast.check_name('holder', holder);
@@ -406,14 +478,14 @@ begin
     if at_least_seconds is null or at_least_seconds not between 0 and 86400 then
         raise exception 'at_least_seconds must be between 0 and 86400, not %', at_least_seconds using errcode = 'invalid_parameter_value';
     end if;
-    lease_acquire.token := null;
+    lease_take.token := null;
     for attempt in 1..4 loop
         select l.*, b.id is null or b.dead as dead, coalesce(b.expires_at <= clock_timestamp(), true) as expired,
                b.expires_at, b.solo, b.host, b.pid, b.session_key, b.server_started, own.id is not null as own_exists,
                case when not own.dead then date_part('epoch', own.expires_at - clock_timestamp()) end as own_remaining
           into r
-          from (values (lease_acquire.name)) asked (name) left join holdfast.lease l on l.name = asked.name
-               left join holdfast.beat b on b.id = l.beat left join holdfast.beat own on own.id = lease_acquire.beat;
+          from (values (lease_take.name)) asked (name) left join holdfast.lease l on l.name = asked.name
+               left join holdfast.beat b on b.id = l.beat left join holdfast.beat own on own.id = lease_take.beat;
         taken := r.name is not null;
         if taken and r.token = want and not r.dead and not r.expired then
             -- A repeated request whose first reply was lost. The UPDATE makes this commit wait for a synchronous standby, too.
@@ -430,14 +502,15 @@ begin
         elsif taken and not r.dead and not r.expired and r.session_key is not null and r.server_started = pg_postmaster_start_time() then
             gone := pg_try_advisory_xact_lock_shared(r.session_key);
         end if;
-        if taken and not (r.dead or r.expired or gone) and not (reenter and r.holder = lease_acquire.holder and not r.kept) then
+        if taken and not (r.dead or r.expired or gone) 
+           and not coalesce(r.reenter = proof and r.holder = lease_take.holder and r.role = session_user and not r.kept, false) then
             status := 'held'; held_by := r.holder; 
             session_watch := case when r.session_key >> 48 <> 7846 then r.session_key end;
             remaining := least(extract(epoch from r.expires_at - clock_timestamp()), look); beat := null;
             return;
         end if;
-        founds := lease_acquire.beat is null or not r.own_exists and process is not null;
-        if lease_acquire.beat is not null then
+        founds := lease_take.beat is null or not r.own_exists and process is not null;
+        if lease_take.beat is not null then
             remaining := r.own_remaining;
             -- If the caller's own beat holds the lease and its session has ended, the beat is lost as well.
             if not founds and coalesce(remaining, 0) <= 0 or gone and r.beat = beat_id then
@@ -448,26 +521,27 @@ begin
         keep := clock_timestamp() + make_interval(secs => nullif(at_least_seconds, 0));
         if not taken then
             -- Another session may have inserted this name without committing yet: the INSERT would wait for it.
-            exit when not pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_acquire.name));
+            exit when not pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_take.name));
             if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
             number := nextval('holdfast.fence');
             -- hot: the check of draw(), inlined
             insert into holdfast.lease as l
-            select lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep
+            select lease_take.name, lease_take.holder, beat_id, want, number, clock_timestamp(), keep, false, lease_take.kind, session_user, proof
               from holdfast.meta m, holdfast.raised_for f
              where number >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
                and f.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
                 on conflict do nothing;
             if not found then
                 number := holdfast.draw('holdfast.fence');
-                insert into holdfast.lease as l values (lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep)
+                insert into holdfast.lease as l values (lease_take.name, lease_take.holder, beat_id, want, number, clock_timestamp(), keep, false, lease_take.kind,
+                                                    session_user, proof)
                     on conflict do nothing;
                 continue when not found;
             end if;
             -- The row is ours. If another fence was drawn since ours, its holder may have had and released this name: draw again.
             if pg_sequence_last_value('holdfast.fence'::regclass) <> number then
                 number := holdfast.draw('holdfast.fence');
-                update holdfast.lease l set fence = number where l.name = lease_acquire.name;
+                update holdfast.lease l set fence = number where l.name = lease_take.name;
             end if;
             status := 'acquired';
         else
@@ -481,19 +555,22 @@ begin
                 end if;
                 update holdfast.beat b set dead = true where b.id = r.beat;
             end if;
-            perform from holdfast.lease l where l.name = lease_acquire.name and l.token = r.token for no key update skip locked;
+            perform from holdfast.lease l where l.name = lease_take.name and l.token = r.token for no key update skip locked;
             if not found then
                 status := 'busy';
                 continue;
             end if;
+            -- For listings alone: until the commit they show who takes this name, as they do where it is inserted.
+            perform pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_take.name));
             status := case when r.dead or r.expired or gone then 'taken_over' else 'reentered' end;
             number := holdfast.draw('holdfast.fence');
-            update holdfast.lease l set holder = lease_acquire.holder, beat = beat_id, token = want, fence = number,
-                   acquired_at = clock_timestamp(), keep_until = keep, kept = false
-             where l.name = lease_acquire.name;
+            update holdfast.lease l set holder = lease_take.holder, beat = beat_id, token = want, fence = number,
+                   acquired_at = clock_timestamp(), keep_until = keep, kept = false, kind = lease_take.kind,
+                   role = session_user, reenter = proof
+             where l.name = lease_take.name;
             if not r.kept then
-                insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
-                values (r.name, r.holder, r.host, r.pid, r.fence, r.acquired_at, least(coalesce(r.expires_at, clock_timestamp()), clock_timestamp()),
+                insert into holdfast.history (name, holder, role, host, pid, fence, acquired_at, ended_at, outcome)
+                values (r.name, r.holder, r.role, r.host, r.pid, r.fence, r.acquired_at, least(coalesce(r.expires_at, clock_timestamp()), clock_timestamp()),
                         case when status = 'reentered' then 'reentered' when gone or look = 0 then 'session_lost' else 'expired' end);
             end if;
             if r.solo and r.beat <> beat_id then
@@ -505,9 +582,9 @@ begin
         end if;
         if founds then
             insert into holdfast.beat (id, ttl, expires_at, solo, session_key, server_started, label, host, pid, started, info)
-            values (beat_id, make_interval(secs => ttl_seconds), clock_timestamp() + make_interval(secs => ttl_seconds), lease_acquire.solo,
-                    lease_acquire.session_key, case when lease_acquire.session_key is not null then pg_postmaster_start_time() end,
-                    coalesce(left(process ->> 'label', 200), lease_acquire.holder), process ->> 'host', (process ->> 'pid')::int,
+            values (beat_id, make_interval(secs => ttl_seconds), clock_timestamp() + make_interval(secs => ttl_seconds), lease_take.solo,
+                    lease_take.session_key, case when lease_take.session_key is not null then pg_postmaster_start_time() end,
+                    coalesce(left(process ->> 'label', 200), lease_take.holder), process ->> 'host', (process ->> 'pid')::int,
                     coalesce(to_timestamp((process ->> 'started')::double precision), clock_timestamp()), process -> 'info') on conflict do nothing;
             remaining := ttl_seconds;
             if not found then  -- another session of the same process was first
@@ -516,9 +593,39 @@ begin
             end if;
         end if;
         token := want; beat := beat_id; fence := number;
+        -- Committed later than its TTL it would be worth nothing. Not for a statement that is its own transaction.
+        if statement_timestamp() <> transaction_timestamp() then
+            perform holdfast.limit_transaction(greatest(ttl_seconds, 10));
+        end if;
         return;
     end loop;
     status := 'busy'; beat := null; remaining := null;
+end $$;
+
+-- Acquire a plain lease. reenter: a secret. The same holder and database role that repeats it takes the lease over while it is held, with a
+-- new token and a higher fence. Only its hash is stored.
+create function holdfast.lease_acquire(
+    name text, holder text, ttl_seconds double precision, token uuid default null, beat uuid default null,
+    reenter text default null, at_least_seconds double precision default 0,
+    solo boolean default true, session_key bigint default null, process jsonb default null)
+returns holdfast.lease_answer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if length(reenter) not between 1 and 200 then
+        raise exception 'reenter must have 1 to 200 characters' using errcode = 'invalid_parameter_value';
+    end if;
+    return holdfast.lease_take('plain', name, holder, ttl_seconds, token, beat, reenter, at_least_seconds, solo, session_key, process);
+end $$;
+
+-- True: the lease is held under this token, which the caller has drawn for this grant; a repeated request is answered the same. False:
+-- another holder has it, or is taking it just now.
+create function holdfast.lease_try(name text, holder text, token uuid, ttl_seconds double precision) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if token is null then
+        raise exception 'token must not be NULL: draw one with gen_random_uuid()' using errcode = 'invalid_parameter_value';
+    end if;
+    return (select a.fence is not null
+              from holdfast.lease_take('plain', lease_try.name, lease_try.holder, ttl_seconds, lease_try.token, null, null, 0, true, null, null) a);
 end $$;
 
 -- Renew the lease's beat. FOR SHARE re-checks the token on the locked row: a sub-select could return true to a replaced holder.
@@ -552,9 +659,10 @@ begin
     perform from holdfast.lease l where l.name = lease_await.name and l.token = lease_await.token for update;
 end $$;
 
--- False for a foreign or stale token. Waits at most 5 s for transactions that this lease protects; with wait => false it
--- fails with 55P03 at once. tell: the process that renews the beat learns of the release with its next heartbeat.
-create function holdfast.lease_release(name text, token uuid, wait boolean default true, tell boolean default true) returns boolean
+-- False for a foreign or stale token, and for another holder than that of the token, unless holder is null. Waits at most 5 s for
+-- transactions that this lease protects; with wait => false it fails with 55P03 at once. tell: the process that renews the beat
+-- learns of the release with its next heartbeat.
+create function holdfast.lease_release(name text, holder text, token uuid, wait boolean default true, tell boolean default true) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     l holdfast.lease;
@@ -564,7 +672,8 @@ begin
         perform holdfast.lease_await(name, token);
     end if;
     select x.*, b.host, b.pid, b.solo into r from holdfast.lease x left join holdfast.beat b on b.id = x.beat
-     where x.name = lease_release.name and x.token = lease_release.token for update of x nowait;
+     where x.name = lease_release.name and x.token = lease_release.token and (lease_release.holder is null or x.holder = lease_release.holder)
+       for update of x nowait;
     if not found then
         return false;
     end if;
@@ -574,8 +683,8 @@ begin
         return true;
     end if;
     -- hot: lease_end() and wake(), inlined for the lease of a process
-    insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
-    values (r.name, r.holder, r.host, r.pid, r.fence, r.acquired_at, clock_timestamp(), 'released');
+    insert into holdfast.history (name, holder, role, host, pid, fence, acquired_at, ended_at, outcome)
+    values (r.name, r.holder, r.role, r.host, r.pid, r.fence, r.acquired_at, clock_timestamp(), 'released');
     delete from holdfast.lease x where x.name = r.name;
     if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(holdfast.waiters_name(r.name))) then
         perform holdfast.wake(r.name);
@@ -607,10 +716,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set lock
 declare
     l holdfast.lease;
 begin
-    perform holdfast.check_name('actor', actor);
-    if coalesce(length(reason), 0) not between 1 and 1000 then
-        raise exception 'reason must have 1 to 1000 characters' using errcode = 'invalid_parameter_value';
-    end if;
+    perform holdfast.audit_check(actor, reason);
     if wait then
         select * into l from holdfast.lease x where x.name = lease_force_release.name for update;
     else
@@ -620,6 +726,7 @@ begin
         return false;
     end if;
     perform holdfast.lease_end(l, 'forced', true, actor, reason);
+    perform holdfast.audit_act('lease_force_release', l.name, actor, reason, l.fence, jsonb_build_object('holder', l.holder));
     return true;
 end $$;
 
@@ -694,12 +801,12 @@ end $$;
 
 -- waiting: the sessions that hold the shared lock on the name; a process has one. Waiters behind a pooler poll, and are not counted.
 create function holdfast.lease_list(only_name text default null)
-returns table (name text, holder text, fence bigint, acquired_at double precision, expires_at double precision, remaining double precision,
-               host text, pid int, info jsonb, waiting integer)
+returns table (name text, kind text, holder text, fence bigint, acquired_at double precision, expires_at double precision,
+               remaining double precision, host text, pid int, info jsonb, waiting integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select l.name, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision,
+    return query select l.name, l.kind, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision,
            extract(epoch from b.expires_at)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
            coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl)),
@@ -714,12 +821,12 @@ begin
 end $$;
 
 create function holdfast.lease_history(only_name text default null, max_rows integer default 100)
-returns table (name text, holder text, host text, pid int, fence bigint, acquired_at double precision, ended_at double precision,
+returns table (name text, holder text, role text, host text, pid int, fence bigint, acquired_at double precision, ended_at double precision,
                outcome text, actor text, reason text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select h.name, h.holder, h.host, h.pid, h.fence, extract(epoch from h.acquired_at)::double precision,
+    return query select h.name, h.holder, h.role, h.host, h.pid, h.fence, extract(epoch from h.acquired_at)::double precision,
            extract(epoch from h.ended_at)::double precision, h.outcome, h.actor, h.reason
       from holdfast.history h where only_name is null or h.name = only_name
      order by h.id desc limit max_rows;
@@ -783,6 +890,13 @@ begin
     if idle_ms = 0 or idle_ms > r.ttl_ms then
         perform set_config('idle_in_transaction_session_timeout', r.ttl_ms::text, true);
     end if;
+    -- One that works delays it for ten TTLs. hot: limit_transaction() and protect_key(), inlined
+    if current_setting('transaction_timeout', true) = '0' then
+        perform set_config('transaction_timeout', greatest(r.ttl_ms * 10, 600000)::text, true);
+    else
+        perform holdfast.limit_transaction(greatest(r.ttl_ms / 100.0, 600));
+    end if;
+    perform pg_try_advisory_xact_lock_shared((7848::bigint << 48) | (hashtextextended(name, 0) & 281474976710655));
     return r.fence;
 end $$;
 
@@ -835,24 +949,46 @@ begin
     return f;
 end $$;
 
--- Called once per connection: returns the schema version, and begins a new space of cursors in another copy of the data.
-create function holdfast.hello() returns integer
+-- lease_protect, or lease_protect_at_commit, for a client that writes parameters into the text of a statement, which other sessions of
+-- its role can read: a proof that is good for this transaction alone takes the place of the token.
+create function holdfast.lease_protect_proven(name text, proof text, at_commit boolean) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    token uuid;
+begin
+    select l.token into token from holdfast.lease l
+     where l.name = lease_protect_proven.name
+       and encode(sha256(convert_to(l.token || ':' || pg_current_xact_id(), 'UTF8')), 'hex') = proof;
+    return case when at_commit then holdfast.lease_protect_at_commit(name, token) else holdfast.lease_protect(name, token) end;
+end $$;
+
+-- Of the functions in docs/reference/sql.md. It rises with a change that breaks callers; new functions, and new arguments with a
+-- default behind the others, break none.
+create function holdfast.sql_version() returns integer
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$ select 1 $$;
+
+-- Called once per connection: returns the versions of tables and functions, and begins a new space of cursors in another copy of
+-- the data.
+create function holdfast.hello(out version integer, out sql_version integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     perform holdfast.current_space();
-    return (select max(version) from holdfast.schema_version);
+    version := (select max(s.version) from holdfast.schema_version s);
+    sql_version := holdfast.sql_version();
 end $$;
 
-revoke all on function holdfast.beat_look(uuid), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
+revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(double precision), holdfast.beat_look(uuid), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
     holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
     holdfast.fence_raise(bigint), holdfast.fence_ahead(),
-    holdfast.check_name(text, text), holdfast.waiters_name(text), holdfast.wake(text),
+    holdfast.check_name(text, text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
-    holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
-    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_await(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),
-    holdfast.lease_abandon(text, uuid), holdfast.lease_force_release(text, text, text, boolean), holdfast.beat_renew(uuid),
+    holdfast.lease_take(text, text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),
+    holdfast.lease_acquire(text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),
+    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_await(text, uuid), holdfast.lease_release(text, text, uuid, boolean, boolean),
+    holdfast.lease_try(text, text, uuid, double precision), holdfast.sql_version(),
+    holdfast.lease_abandon(text, uuid), holdfast.lease_force_release(text, text, text, boolean), holdfast.owner_hold(bigint), holdfast.beat_renew(uuid),
     holdfast.beat_leases(uuid), holdfast.beat_end(uuid), holdfast.purge(), holdfast.lease_list(text), holdfast.lease_history(text, integer),
     holdfast.check_savepoint(xid), holdfast.fenced_out(text), holdfast.snapshot_time(), holdfast.lease_protect(text, uuid), holdfast.commit_check(),
-    holdfast.lease_protect_at_commit(text, uuid), holdfast.hello() from public;
+    holdfast.lease_protect_at_commit(text, uuid), holdfast.lease_protect_proven(text, text, boolean), holdfast.hello() from public;
 
 insert into holdfast.schema_version (version, name) values (1, 'lease');

@@ -77,7 +77,8 @@ begin
     delete from holdfast.lock_hold h using jsonb_array_elements(gone) as each
      where h.pid = pg_backend_pid() and h.pair = (each ->> 0)::boolean and h.key = (each ->> 1)::bigint;
     insert into holdfast.lock_hold as h (pid, pair, key, since, waiting, application)
-    select pg_backend_pid(), (each ->> 0)::boolean, (each ->> 1)::bigint, clock_timestamp() - make_interval(secs => (each ->> 2)::float8),
+    select pg_backend_pid(), (each ->> 0)::boolean, (each ->> 1)::bigint,
+           case when (each ->> 2)::float8 between -60 and 1e9 then clock_timestamp() - make_interval(secs => (each ->> 2)::float8) end,
            (each ->> 3)::int, current_setting('application_name')
       from jsonb_array_elements(held) as each
         on conflict (pid, pair, key) do update set since = excluded.since, waiting = excluded.waiting;

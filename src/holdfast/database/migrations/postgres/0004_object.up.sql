@@ -20,7 +20,7 @@ create table holdfast.object (
     updated_at timestamptz not null,
     primary key (type, id)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
--- No CHECK here, nor on the log: the server would parse its text again for every write. object_put checks the payload.
+-- No CHECK here, nor on the log: the functions check what they write, and an update would check the columns again that it does not write.
 comment on column holdfast.object.body is 'the payload as the JSON text that was written, or NULL if the payload is bytes';
 
 create unique index object_name on holdfast.object (type, name) where name is not null;
@@ -149,13 +149,49 @@ begin
     end if;
 end $$;
 
--- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (object "owner" has
--- the name); current: the conflicting version. A conflict is a status and not an error, so that the caller's transaction
--- stays usable. again: the request is repeated; a write that was done is not done twice. lease: HF001 unless "lease_token"
--- holds that lease. late: part of a transaction that commits later, so its place in the log is drawn at that COMMIT.
-create function holdfast.object_put(
-    type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
-    token uuid, again boolean, lease text, lease_token uuid, late boolean,
+create function holdfast.check_payload(body text, raw bytea) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    parsed json;
+begin
+    if (body is null) = (raw is null) then
+        raise exception 'the payload of an object is either text or bytes' using errcode = 'invalid_parameter_value';
+    end if;
+    if coalesce(octet_length(body), octet_length(raw)) > 1048576 then
+        raise exception 'payload must have at most 1048576 bytes, not %', coalesce(octet_length(body), octet_length(raw))
+            using errcode = 'invalid_parameter_value';
+    end if;
+    parsed := body;
+end $$;
+
+create function holdfast.check_labels(labels jsonb) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    label record;
+begin
+    if jsonb_typeof(labels) <> 'object' or (select count(*) from jsonb_object_keys(labels)) > 64 then
+        raise exception 'labels must be a JSON object with at most 64 keys' using errcode = 'invalid_parameter_value';
+    end if;
+    for label in select e.key, e.value from jsonb_each(labels) e loop
+        if label.key !~ '^[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?$' then
+            raise exception 'the key of a label must be 1 to 100 letters, digits, or . _ / - between them, not %', quote_literal(left(label.key, 120))
+                using errcode = 'invalid_parameter_value';
+        end if;
+        if jsonb_typeof(label.value) <> 'string' or length(label.value #>> '{}') > 200 or label.value #>> '{}' ~ '[[:cntrl:]]' then
+            raise exception 'label % must be text of at most 200 characters, none of them a control character', quote_literal(label.key)
+                using errcode = 'invalid_parameter_value';
+        end if;
+    end loop;
+end $$;
+
+-- expected: the version that the object must have; 0: it must not exist; -1: write in any case. name: null keeps the name, '' removes
+-- it. labels: null keeps them. status: done | exists | conflict | taken (object "owner" has the name); current: the conflicting
+-- version. A conflict is a status and not an error, so that the caller's transaction stays usable. lease: HF001 unless
+-- "lease_token" holds that lease. token and again: a request that is repeated with its token does not write twice. late: part of
+-- a transaction that commits later, so its place in the log is drawn at that COMMIT.
+create function holdfast.object_put_if(
+    type text, id text, body text, expected bigint, inout name text default null, inout labels jsonb default null, raw bytea default null,
+    lease text default null, lease_token uuid default null, token uuid default null, again boolean default false, late boolean default true,
     out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -165,21 +201,30 @@ declare
     number bigint;
     born timestamptz;
 begin
-    if (object_put.body is null) = (object_put.raw is null) then
-        raise exception 'the payload of an object is either text or bytes' using errcode = 'invalid_parameter_value';
+    perform holdfast.check_name('type', type), holdfast.check_name('id', id), holdfast.check_payload(body, raw);
+    if expected is null or expected < -1 then
+        raise exception 'expected must be a version, 0 for an object that must not exist or -1 for any, not %', coalesce(expected::text, 'NULL')
+            using errcode = 'invalid_parameter_value';
+    end if;
+    if name <> '' then
+        perform holdfast.check_name('name', name);
+    end if;
+    if labels is not null then
+        perform holdfast.check_labels(labels);
     end if;
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
     -- Without a lock first: a refused write writes nothing, not even a row lock.
-    select x.version into o.version from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
+    select x.version into o.version from holdfast.object x where x.type = object_put_if.type and x.id = object_put_if.id;
     for attempt in 1..100 loop
-        exit when not again and (condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected);
-        select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id for no key update;
+        exit when not again and (expected >= 0 and coalesce(o.version, 0) <> expected);
+        select * into o from holdfast.object x where x.type = object_put_if.type and x.id = object_put_if.id for no key update;
         if again then
-            select c.version into version from holdfast.object_change c where c.token = object_put.token;
+            select c.version into version from holdfast.object_change c where c.token = object_put_if.token;
             if found then
                 status := 'done';
+                name := nullif(name, '');
                 labels := coalesce(labels, '{}');
                 if o.version = version then  -- otherwise there was a newer write: return the values of this request
                     name := o.name;
@@ -190,45 +235,45 @@ begin
                 return;
             end if;
         end if;
-        exit when condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected;
+        exit when expected >= 0 and coalesce(o.version, 0) <> expected;
         number := holdfast.draw('holdfast.version');
         if o.version is not null then
             kind := 'updated';
-            if rename then  -- a separate block, because its EXCEPTION clause costs a subtransaction
+            if object_put_if.name is not null then  -- a separate block, because its EXCEPTION clause costs a subtransaction
                 begin
-                    update holdfast.object x set name = object_put.name where x.type = object_put.type and x.id = object_put.id;
+                    update holdfast.object x set name = nullif(object_put_if.name, '') where x.type = object_put_if.type and x.id = object_put_if.id;
                 exception when unique_violation then
                     kind := null;
                 end;
             end if;
             if kind is not null then
-                update holdfast.object x set body = object_put.body, raw = decode(object_put.raw, 'hex'), version = number,
-                       labels = coalesce(object_put.labels::jsonb, x.labels), updated_at = clock_timestamp()
-                 where x.type = object_put.type and x.id = object_put.id returning * into o;
+                update holdfast.object x set body = object_put_if.body, raw = object_put_if.raw, version = number,
+                       labels = coalesce(object_put_if.labels, x.labels), updated_at = clock_timestamp()
+                 where x.type = object_put_if.type and x.id = object_put_if.id returning * into o;
             end if;
         else
             born := clock_timestamp();  -- created_at = updated_at
-            insert into holdfast.object as x values (object_put.type, object_put.id, object_put.name, object_put.body, decode(object_put.raw, 'hex'),
-                   coalesce(object_put.labels::jsonb, '{}'), number, born, born)
+            insert into holdfast.object as x values (object_put_if.type, object_put_if.id, nullif(object_put_if.name, ''), object_put_if.body, object_put_if.raw,
+                   coalesce(object_put_if.labels, '{}'), number, born, born)
                 on conflict do nothing returning * into o;
             if found then
                 kind := 'created';
                 -- If another number was drawn since ours, its writer may have created and deleted this object: ours must be higher.
                 if pg_sequence_last_value('holdfast.version'::regclass) <> number then
                     update holdfast.object x set version = holdfast.draw('holdfast.version')
-                     where x.type = object_put.type and x.id = object_put.id returning * into o;
+                     where x.type = object_put_if.type and x.id = object_put_if.id returning * into o;
                 end if;
             end if;
         end if;
         exit when kind is not null;
         select 'taken', x.id, x.version into status, owner, current from holdfast.object x
-         where x.type = object_put.type and x.name = object_put.name and x.id <> object_put.id;
+         where x.type = object_put_if.type and x.name = object_put_if.name and x.id <> object_put_if.id;
         if found then
             return;
         end if;
     end loop;
     if kind is null then
-        status := case when condition = 'create' then 'exists' else 'conflict' end;
+        status := case when expected = 0 then 'exists' else 'conflict' end;
         current := o.version;
         return;
     end if;
@@ -246,7 +291,7 @@ begin
 end $$;
 
 -- The most frequent write: a text payload at an expected version, not in the user's transaction. One statement without
--- calls; object_put handles every other case.
+-- calls; object_put_if handles every other case.
 create function holdfast.object_swap(
     type text, id text, body text, expected bigint, token uuid, again boolean, lease text, lease_token uuid,
     out status text, out version bigint, out created_at double precision, out updated_at double precision, out name text,
@@ -256,7 +301,11 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     watched boolean;
     count bigint;
+    parsed json := object_swap.body;  -- hot: the checks of check_payload(), inlined
 begin
+    if parsed is null or octet_length(object_swap.body) > 1048576 then
+        perform holdfast.check_payload(object_swap.body, null);
+    end if;
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
@@ -264,7 +313,7 @@ begin
         update holdfast.object x set body = object_swap.body, raw = null, updated_at = clock_timestamp(), version = nextval('holdfast.version')
           from holdfast.meta m
          where x.type = object_swap.type and x.id = object_swap.id and x.version = expected
-           -- hot: the check of draw(), inlined; otherwise object_put does it
+           -- hot: the check of draw(), inlined; otherwise object_put_if does it
            and (select v.last_value from holdfast.version v) >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
            and (select r.last_value from holdfast.raised_for r)
              = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
@@ -285,13 +334,14 @@ begin
     end if;
     select p.status, p.version, p.created_at, p.updated_at, p.name, p.labels, p.current
       into status, version, created_at, updated_at, name, labels, current
-      from holdfast.object_put(object_swap.type, object_swap.id, object_swap.body, null, 'match', expected, false, null, null,
-           object_swap.token, again, null, null, false) p;
+      from holdfast.object_put_if(object_swap.type, object_swap.id, object_swap.body, expected,
+                                  token => object_swap.token, again => object_swap.again, late => false) p;
 end $$;
 
 -- status: done (version: of the deletion) | conflict (current: the object's version, NULL if there is no object).
-create function holdfast.object_delete(
-    type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, late boolean,
+create function holdfast.object_delete_if(
+    type text, id text, expected bigint, lease text default null, lease_token uuid default null,
+    token uuid default null, again boolean default false, late boolean default true,
     out status text, out version bigint, out current bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -299,14 +349,14 @@ begin
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
-    select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id;
+    select x.version into current from holdfast.object x where x.type = object_delete_if.type and x.id = object_delete_if.id;
     if current is distinct from expected and not again then  -- a refused delete writes nothing
         status := 'conflict';
         return;
     end if;
-    select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id for update;
+    select x.version into current from holdfast.object x where x.type = object_delete_if.type and x.id = object_delete_if.id for update;
     if again then
-        select 'done', c.version into status, version from holdfast.object_change c where c.token = object_delete.token;
+        select 'done', c.version into status, version from holdfast.object_change c where c.token = object_delete_if.token;
         if found then
             return;
         end if;
@@ -315,12 +365,12 @@ begin
         status := 'conflict';
         return;
     end if;
-    delete from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id;
+    delete from holdfast.object x where x.type = object_delete_if.type and x.id = object_delete_if.id;
     version := holdfast.draw('holdfast.version');
     if late then
-        perform holdfast.object_log_at_commit(version, object_delete.type, object_delete.id, 'deleted', token);
+        perform holdfast.object_log_at_commit(version, object_delete_if.type, object_delete_if.id, 'deleted', token);
     else
-        perform holdfast.object_log(version, version, object_delete.type, object_delete.id, 'deleted', token);
+        perform holdfast.object_log(version, version, object_delete_if.type, object_delete_if.id, 'deleted', token);
     end if;
     status := 'done';
 end $$;
@@ -346,7 +396,7 @@ begin
 end $$;
 
 -- Ordered by id, starting behind "after": inserts and deletes on earlier pages do not shift this one.
-create function holdfast.object_list(type text, selector jsonb, after text, max_rows int)
+create function holdfast.object_list(type text, selector jsonb default null, after text default null, max_rows int default 100)
 returns table (id text, name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 #variable_conflict use_column
@@ -426,8 +476,9 @@ revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint,
     holdfast.object_log_at_commit(bigint, text, text, text, uuid), holdfast.object_settle(), holdfast.object_newest(pg_snapshot),
     holdfast.object_fence(text, uuid),
     holdfast.object_swap(text, text, text, bigint, uuid, boolean, text, uuid),
-    holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid, boolean),
-    holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid, boolean), holdfast.object_get(text, text),
+    holdfast.check_payload(text, bytea), holdfast.check_labels(jsonb),
+    holdfast.object_put_if(text, text, text, bigint, text, jsonb, bytea, text, uuid, uuid, boolean, boolean),
+    holdfast.object_delete_if(text, text, bigint, text, uuid, uuid, boolean, boolean), holdfast.object_get(text, text),
     holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int), holdfast.object_cursor(),
     holdfast.object_changes(bigint, pg_snapshot, text, pg_snapshot, bigint, text, text, int, boolean) from public;
 

@@ -135,6 +135,17 @@ create table holdfast.outbox (
 );
 create index outbox_unpublished on holdfast.outbox (idem_key) where published_at is null;
 
+-- Versions of the policy: the last one is in force, and is checked by policy_check().
+create table holdfast.policy (
+    version    bigint primary key,
+    applied_at timestamptz not null default clock_timestamp(),
+    actor      text not null,
+    role       text not null,
+    reason     text not null,
+    datasets   jsonb not null
+);
+comment on column holdfast.policy.datasets is 'declarations by pattern of datasets';
+
 -- Decisions that an operator has to make.
 create table holdfast.review (
     id             bigint generated always as identity primary key,
@@ -149,8 +160,22 @@ create table holdfast.review (
     actor          text,
     outcome        text check (outcome in ('approved', 'rejected', 'reset', 'done')),
     answer         text,
-    spent_at       timestamptz
+    spent_at       timestamptz,
+    asked_by       text,
+    attempt        int,
+    fingerprint    text,
+    outputs        text,
+    four_eyes      boolean not null default false,
+    taken          uuid,
+    pointer        text
 );
+comment on column holdfast.review.asked_by is 'the actor of the operation that it was opened for';
+comment on column holdfast.review.attempt is 'the attempt that used the approval, if the stored policy asks for one';
+comment on column holdfast.review.fingerprint is 'of its payload; an approval holds for this, the actor and the outputs';
+comment on column holdfast.review.outputs is 'the datasets that it declares to write, as JSON';
+comment on column holdfast.review.four_eyes is 'the actor who asked must not approve it';
+comment on column holdfast.review.taken is 'drawn by the run that took the approval';
+comment on column holdfast.review.pointer is 'the end of the log of the operation when the approval was taken';
 comment on column holdfast.review.spent_at is 'of an approval, when it was used; of a rejection, when a reset lifted it';
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
 create index review_standing on holdfast.review (idem_key) where spent_at is null;
@@ -177,7 +202,7 @@ end $$;
 create function holdfast.operation_get(key text,
     out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
     out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean,
-    out now double precision)
+    out now double precision, out policy bigint)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -191,29 +216,32 @@ begin
     if status = 'partial' and holder is not null then
         alive := holdfast.operation_alive(holder, fence);
     end if;
-    now := extract(epoch from clock_timestamp());
+    select extract(epoch from clock_timestamp()), max(p.version) into now, policy from holdfast.policy p;
 end $$;
 
--- Look for the owner of an operation, and for the holder of the lease that an attempt needs: see beat_look. So the operation reads as
--- partial when its owner is gone, and not only when its lease expires.
-create function holdfast.operation_look(key text, lease text) returns double precision
+-- Look for the owner of an operation, and for the holders of the leases that an attempt needs; without a key, for the owners of all
+-- operations. See beat_look. So an operation reads as partial when its owner is gone, and not only when its lease expires.
+create function holdfast.operation_look(key text, lease text, dataset text) returns double precision
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return (select min(holdfast.beat_look(b)) from (
         select distinct l.beat as b from holdfast.lease l
-         where l.name = operation_look.lease
-            or l.name = (select g.owner from holdfast.idempotency_log g where g.idem_key = operation_look.key and g.status = 'partial')) beats);
+         where l.name in (operation_look.lease, operation_look.dataset)
+            or l.name = (select g.owner from holdfast.idempotency_log g where g.idem_key = operation_look.key and g.status = 'partial')
+        union all select x.id from holdfast.beat x where operation_look.key is null and x.session_key >> 48 = 7846) beats);
 end $$;
 
 -- operation_get inside the transaction of the effect, and take its lock. Returns JSON, because a row takes twice as long.
 -- Never waits. state: free, or busy if another transaction has the lock. began: operation_end compares it, to see that it runs
 -- in the same transaction. fixed: the transaction has one snapshot, so a retry in it would read the same. frozen: the
--- transaction is read-only. home: identifies the database to the caller; the planner folds it to a constant, so it is free.
+-- transaction is read-only. home: identifies the database to the caller; the planner folds it to a constant, so it is free. policy: the
+-- version of the stored policy.
 create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     state text;
     known text;
+    policy text;
 begin
     -- The lock before the lease: an attempt under the lease takes the lock, too, when it begins. Both before the log, and the
     -- log in a separate statement: its snapshot must be newer than the lock.
@@ -226,23 +254,43 @@ begin
                 'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
                 'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
                 'expired', coalesce(g.expires_at <= clock_timestamp(), false))
-              from holdfast.idempotency_log g where g.idem_key = key)
-      into state, known;
+              from holdfast.idempotency_log g where g.idem_key = key),
+           (select ',"policy":' || max(p.version) from holdfast.policy p)
+      into state, known, policy;
     return '{"state":"' || state || '","began":"' || extract(epoch from transaction_timestamp())
            || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
            || case when current_setting('transaction_read_only') = 'on' then ',"frozen":true' else '' end
            || (',"home":' || 'holdfast.meta'::regclass::oid::text || ',"now":') || extract(epoch from clock_timestamp())
-           || coalesce(known, '') || '}';
+           || coalesce(known, '') || coalesce(policy, '') || '}';
 end $$;
 
--- Every change of an operation. state: done | changed (the chain does not end with "expected"; null: there is no chain) |
--- busy (a transaction has the lock). HF001 if the token does not hold the lease "owner". late: the COMMIT is sent later.
-create function holdfast.operation_write(
+-- Every write of an operation has entries. An operator corrects an operation with operation_correct, which is audited: no other function
+-- writes an entry of a reset, or an end that names an actor; and only wal_archive writes "archived". entries: one text or several,
+-- separated by U+001F.
+create function holdfast.check_entries(entries text) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if entries is null then
+        raise exception 'entries must not be NULL' using errcode = 'invalid_parameter_value';
+    end if;
+    -- The first condition is for speed: without one of these, there is no such entry, however the JSON is written.
+    if (entries ~ 'actor|reset|archived' or position(chr(92) || 'u00' in entries) > 0) and exists (
+        select from unnest(string_to_array(entries, chr(31), '')) part, json_array_elements(part::json) e
+         where json_typeof(e) = 'array' and (e ->> 1 in ('reset', 'archived') or e ->> 1 in ('success', 'rollback') and (e ->> 5)::jsonb ? 'actor')) then
+        raise exception 'an entry of a reset, or of an end with an actor, is written by operation_correct alone, and "archived" by wal_archive'
+            using errcode = 'insufficient_privilege';
+    end if;
+end $$;
+
+-- Every change of an operation. state: done | changed (the chain does not end with "expected"; null: there is no chain; or it would
+-- undo a success that has not expired, which only a correction does; or another owner's attempt is running) | busy (a transaction has the lock). HF001 if the token does not
+-- hold the lease "owner". late: the COMMIT is sent later. corrects: as operation_correct, which has recorded it.
+create function holdfast.operation_put(
     key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
     result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
     lock bigint, outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
-    late boolean default false, out state text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+    late boolean, corrects boolean, out state text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     at timestamptz := clock_timestamp();
@@ -256,6 +304,9 @@ begin
     if token is not null then
         perform holdfast.object_fence(owner, token);
     end if;
+    if not corrects then
+        perform holdfast.check_entries(entries);
+    end if;
     perform holdfast.wal_ready();
     if expected is null then
         insert into holdfast.idempotency_log
@@ -263,11 +314,14 @@ begin
                fingerprint, bytes, attempt, fence, error, until, label, owner, rollback, effect_started, failures,
                case when not late then entries end) on conflict do nothing;
     else
-        update holdfast.idempotency_log g set status = operation_write.status, result_hash = operation_write.result_hash, updated_at = at,
-               wal_pointer = pointer, fingerprint = operation_write.fingerprint, result = bytes, attempt = operation_write.attempt,
-               fence = operation_write.fence, error = operation_write.error, expires_at = until, owner = operation_write.owner,
-               rollback = operation_write.rollback, effect_started = operation_write.effect_started, failures = operation_write.failures
-         where g.idem_key = key and g.wal_pointer = expected;
+        update holdfast.idempotency_log g set status = operation_put.status, result_hash = operation_put.result_hash, updated_at = at,
+               wal_pointer = pointer, fingerprint = operation_put.fingerprint, result = bytes, attempt = operation_put.attempt,
+               fence = operation_put.fence, error = operation_put.error, expires_at = until, owner = operation_put.owner,
+               rollback = operation_put.rollback, effect_started = operation_put.effect_started, failures = operation_put.failures
+         where g.idem_key = key and g.wal_pointer = expected and (corrects or g.status <> 'success' or g.expires_at <= at)
+           -- an attempt that is running is written by its owner alone
+           and (corrects or g.status <> 'partial' or g.owner is null or token is not null and g.owner = operation_put.owner
+                or not holdfast.operation_alive(g.owner, g.fence));
     end if;
     if not found then
         state := 'changed';
@@ -285,13 +339,73 @@ begin
     state := 'done';
 end $$;
 
--- Begin a new operation under its lease: look, take the lease, and write the claim. status: as of lease_acquire, whose arguments
+create function holdfast.operation_write(
+    key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
+    result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
+    lock bigint, outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
+    late boolean default false, out state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    state := holdfast.operation_put(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
+        keep, effect_started, failures, rollback, owner, token, lock, outbox, label, pipeline, task, dataset, operation, checksum, params_hash, late, false);
+end $$;
+
+-- For operators: a reset (status failure), a completion (success) or a rollback (undone) of an operation, under its lease. A reset and a
+-- completion close its reviews. Without a pointer: reset an operation that a review refused before it had a row.
+create function holdfast.operation_correct(
+    key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
+    result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
+    label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
+    actor text, reason text, out state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    action text := case status when 'failure' then 'operation_reset' when 'success' then 'operation_complete' when 'undone' then 'operation_rollback' end;
+    closed int := 0;
+begin
+    if action is null or pointer is null and status <> 'failure' or pointer is not null and token is null then
+        raise exception 'a correction needs a status: failure, success or undone; and the token of the operation''s lease'
+            using errcode = 'invalid_parameter_value';
+    end if;
+    if pointer is not null then
+        state := holdfast.operation_put(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
+        keep, effect_started, failures, rollback, owner, token, null, null, label, pipeline, task, dataset, operation, checksum, params_hash, false, true);
+    else
+        if exists (select from holdfast.review r where r.idem_key = key and not holdfast.policy_lets_correct(r.dataset_id, operation_correct.actor)) then
+            raise exception 'the stored policy does not let % reset operation %', quote_literal(actor), quote_literal(label) using errcode = 'HF005';
+        end if;
+        state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key) then 'changed' else 'done' end;
+    end if;
+    if state <> 'done' then
+        return;
+    end if;
+    if status <> 'undone' then
+        update holdfast.review r
+           set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), actor = coalesce(r.actor, operation_correct.actor),
+               outcome = coalesce(r.outcome, case operation_correct.status when 'success' then 'done' else 'reset' end),
+               answer = coalesce(r.answer, reason)
+         where r.idem_key = key and r.spent_at is null;
+        get diagnostics closed = row_count;
+    end if;
+    perform holdfast.audit_act(action, left(label, 200), actor, reason, fence, jsonb_build_object('key', key, 'reviews', closed));
+end $$;
+
+-- The lease of an operation, '@op:…'. Arguments and answers are those of lease_acquire; there is no re-entry.
+create function holdfast.operation_acquire(
+    name text, holder text, ttl_seconds double precision, token uuid default null, beat uuid default null,
+    at_least_seconds double precision default 0, solo boolean default true, session_key bigint default null, process jsonb default null)
+returns holdfast.lease_answer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return holdfast.lease_take('operation', name, holder, ttl_seconds, token, beat, null, at_least_seconds, solo, session_key, process);
+end $$;
+
+-- Begin a new operation under its lease: look, take the lease, and write the claim. status: as of operation_acquire, whose arguments
 -- these are, too; or "known": the operation has a row, which is in the answer, and nothing was taken. busy: also if a transaction
 -- has the lock. 40001, and it is sent again, if another process was first. told: the arguments about the operation, as of operation_end: key, lock, kinds
 -- and details of the entries (separated by U+001E), fingerprint, effect_started, rollback, label, pipeline, task, dataset, operation, checksum,
 -- params_hash. The entries are chained here, as operations/log.py does it, because their fence and their time are not known before.
 create function holdfast.operation_claim(
-    told text, name text, holder text, ttl_seconds double precision, inout token uuid, inout beat uuid, reenter boolean, at_least_seconds double precision,
+    told text, name text, holder text, ttl_seconds double precision, inout token uuid, inout beat uuid, at_least_seconds double precision,
     solo boolean, session_key bigint, process jsonb,
     out status text, out fence bigint, out held_by text, out remaining double precision, out session_watch bigint,
     out known text, out pointer text, out now double precision)
@@ -331,7 +445,7 @@ begin
         status := 'busy'; token := null; beat := null;
         return;
     end if;
-    lease := holdfast.lease_acquire(name, holder, ttl_seconds, token, beat, reenter, at_least_seconds, solo, session_key, process);
+    lease := holdfast.lease_take('operation', name, holder, ttl_seconds, token, beat, null, at_least_seconds, solo, session_key, process);
     status := lease.status; token := lease.token; beat := lease.beat; fence := lease.fence;
     held_by := lease.held_by; remaining := lease.remaining; session_watch := lease.session_watch;
     if fence is null or pointer is not null then
@@ -350,10 +464,12 @@ begin
             || length(claim[2 * number]) || ':' || claim[2 * number] || ',-,' || length(hash) || ':' || hash || ',', 'UTF8')), 'hex');
     end loop;
     pointer := count || ':' || hash;
+    body := concat('["",', body, '"', hash, '"]');
+    perform holdfast.check_entries(body);
     perform holdfast.wal_ready();
     insert into holdfast.idempotency_log
     values (f[1], f[8], f[9], f[10], f[11], 'partial', null, at, at, f[12], f[13], pointer, f[4], null, 1, fence, null, null, f[7], name, f[6],
-           f[5]::boolean, 0, concat('["",', body, '"', hash, '"]')) on conflict do nothing;
+           f[5]::boolean, 0, body) on conflict do nothing;
     if not found then
         raise exception 'operation % was begun by another process meanwhile', quote_literal(f[7]) using errcode = '40001';
     end if;
@@ -376,11 +492,12 @@ begin
     -- The release locks the lease, so no other check of the token is needed.
     if not exists (select from holdfast.lease l join holdfast.beat b on b.id = l.beat
                     where l.name = owner and l.token = operation_finish.token and not b.dead and b.expires_at > clock_timestamp())
-       or not holdfast.lease_release(owner, token, false, tell) then
+       or not holdfast.lease_release(owner, null, token, false, tell) then
         perform holdfast.fenced_out(owner);
     end if;
-    state := holdfast.operation_write(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
-        keep, effect_started, failures, rollback, owner, null, null, outbox, label, pipeline, task, dataset, operation, checksum, params_hash);
+    state := holdfast.operation_put(key, expected, pointer, number, entries, status, attempt, fence, fingerprint, result, result_hash, error,
+        keep, effect_started, failures, rollback, owner, null, null, outbox, label, pipeline, task, dataset, operation, checksum, params_hash,
+        false, false);
 end $$;
 
 -- operation_write at the end of the transaction of the effect. The client may have sent COMMIT behind it already, so it
@@ -412,6 +529,10 @@ begin
             perform holdfast.wal_ready();
             place := nextval('holdfast.place');
         end if;
+        if f[7] is null or position('actor' in f[7]) > 0 or position('reset' in f[7]) > 0 or position('archived' in f[7]) > 0
+           or position(chr(92) || 'u00' in f[7]) > 0 then  -- as check_entries() does
+            perform holdfast.check_entries(f[7]);
+        end if;
         insert into holdfast.idempotency_log
         values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
                f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18],
@@ -419,9 +540,9 @@ begin
         if found then
             return 'done';
         end if;
-    elsif holdfast.operation_write(f[3], f[4], f[5], f[6]::int, f[7], f[8], f[9]::int, f[10]::bigint, f[11], f[12], f[13], f[14],
+    elsif holdfast.operation_put(f[3], f[4], f[5], f[6]::int, f[7], f[8], f[9]::int, f[10]::bigint, f[11], f[12], f[13], f[14],
             f[15]::double precision, f[16]::boolean, f[17]::int, f[18], null, null, null, f[19], f[2], f[20], f[21], f[22], f[23],
-            f[24], f[25], f[26] is not null) = 'done' then
+            f[24], f[25], f[26] is not null, false) = 'done' then
         return 'done';
     end if;
     raise exception 'operation % was changed by another process since this transaction began', quote_literal(f[2])
@@ -453,6 +574,10 @@ begin
         return;
     end if;
     perform holdfast.object_fence(operation_claim_many.owner, operation_claim_many.token);
+    perform holdfast.check_entries(operation_claim_many.entries);
+    if cardinality(string_to_array(operation_claim_many.entries, chr(31))) <> cardinality(k) then
+        raise exception 'every key must have entries' using errcode = 'invalid_parameter_value';
+    end if;
     perform holdfast.wal_ready();
     insert into holdfast.idempotency_log
     select a.key, a.pipeline, a.task, a.dataset, a.operation, 'partial', null, at, at, a.checksum, a.params_hash, a.pointer, a.fingerprint, null, 1,
@@ -487,6 +612,7 @@ declare
     written bigint;
 begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
+    perform holdfast.check_entries(operation_finish_many.entries);
     perform holdfast.wal_ready();
     update holdfast.idempotency_log g
        set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at,
@@ -498,7 +624,7 @@ begin
                   string_to_array(operation_finish_many.failures, chr(31)),
                   string_to_array(effects_started, chr(31)))
            a (key, expected, pointer, status, result, result_hash, error, failures, effect_started)
-     where g.idem_key = a.key and g.wal_pointer = a.expected;
+     where g.idem_key = a.key and g.wal_pointer = a.expected and g.status = 'partial' and g.owner = operation_finish_many.owner;
     get diagnostics written = row_count;
     insert into holdfast.wal_more
     select a.key, a.number::int, at, a.entries
@@ -554,21 +680,24 @@ begin
 end $$;
 
 -- Open a review, at most one per operation and reason at a time; returns its id.
-create function holdfast.review_open(key text, label text, dataset text, operation text, reason text, detail text) returns bigint
+create function holdfast.review_open(
+    key text, label text, dataset text, operation text, reason text, detail text, asked_by text default null,
+    fingerprint text default null, outputs text default null, four_eyes boolean default false) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     entry bigint;
 begin
     update holdfast.review r set closed_at = clock_timestamp(), spent_at = clock_timestamp(), outcome = 'done'
       from holdfast.review_now n where n.id = r.id and n.idem_key = key and n.closed_at is null and n.status = 'done';
-    insert into holdfast.review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
-    values (key, label, dataset, operation, reason, detail, clock_timestamp()) on conflict do nothing returning id into entry;
+    insert into holdfast.review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at, asked_by, fingerprint, outputs, four_eyes)
+    values (key, label, dataset, operation, reason, detail, clock_timestamp(), asked_by, fingerprint, outputs, coalesce(four_eyes, false)) on conflict do nothing returning id into entry;
     return coalesce(entry, (select r.id from holdfast.review r where r.idem_key = key and r.reason = review_open.reason and r.closed_at is null));
 end $$;
 
 -- The decision that applies to an operation. In this order: a rejection, until a reset; an open review, except for reason
--- "attempts", which the log itself refuses; an approval, which this call spends. No id: none applies.
-create function holdfast.review_take(key text, out id bigint, out outcome text, out actor text, out answer text)
+-- "attempts", which the log itself refuses; an approval of this payload, asker and outputs, which this call spends. No id: none applies.
+-- token: drawn for this run, which alone may return the approval.
+create function holdfast.review_take(key text, fingerprint text, asked_by text, outputs text, token uuid, out id bigint, out outcome text, out actor text, out answer text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
@@ -576,43 +705,69 @@ begin
      where r.idem_key = key and r.spent_at is null and (r.status = 'rejected' or r.status = 'open' and r.reason <> 'attempts')
      order by r.outcome, r.id limit 1;
     if not found then
-        update holdfast.review u set spent_at = clock_timestamp()
+        update holdfast.review u set spent_at = clock_timestamp(), taken = token, pointer = (select g.wal_pointer from holdfast.idempotency_log g where g.idem_key = key)
          where u.id = (select r.id from holdfast.review r where r.idem_key = key and r.outcome = 'approved' and r.spent_at is null
+                          and r.fingerprint is not distinct from review_take.fingerprint and r.asked_by is not distinct from review_take.asked_by
+                          and r.outputs is not distinct from review_take.outputs
                         order by r.id limit 1 for update skip locked)
         returning u.id, u.outcome, u.actor, u.answer into id, outcome, actor, answer;
     end if;
 end $$;
 
--- Return an approval that review_take spent, if no attempt followed: the next attempt may use it.
-create function holdfast.review_return(review bigint) returns boolean
+-- Return an approval that review_take spent under this token, if no attempt followed: the next attempt may use it. Not if the log of
+-- the operation has grown since, nor if the stored policy has seen it used.
+create function holdfast.review_return(review bigint, token uuid) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.review r set spent_at = null where r.id = review and r.outcome = 'approved';
+    update holdfast.review r set spent_at = null
+     where r.id = review and r.outcome = 'approved' and r.taken = token and r.attempt is null
+       and r.pointer is not distinct from (select g.wal_pointer from holdfast.idempotency_log g where g.idem_key = r.idem_key);
     return found;
 end $$;
 
 create function holdfast.review_list(only_status text, only_id bigint, only_key text, max_rows int)
 returns table (id bigint, key text, label text, dataset text, operation text, reason text, detail text, opened_at double precision, status text,
-               actor text, answer text, closed_at double precision, spent_at double precision)
+               actor text, answer text, closed_at double precision, spent_at double precision, asked_by text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select r.id, r.idem_key, r.label, r.dataset_id, r.operation_type, r.reason, r.detail,
            extract(epoch from r.opened_at)::double precision,
-           r.status, r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision
+           r.status, r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision,
+           r.asked_by
       from holdfast.review_now r
      where (only_status is null or r.status = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
      order by r.id limit max_rows;
 end $$;
 
--- Approve or reject. False if the review is closed already, or the operation has succeeded since.
+-- Approve or reject. False if the review is closed already, or the operation has succeeded since. HF005 if the stored policy does not let
+-- this actor decide.
 create function holdfast.review_decide(review bigint, outcome text, actor text, answer text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    subject text;
+    key text;
 begin
+    if exists (select from holdfast.review r
+                where r.id = review
+                  and (not holdfast.policy_lets_correct(r.dataset_id, review_decide.actor)
+                       or review_decide.outcome = 'approved' and r.asked_by = review_decide.actor
+                          and exists (select from (select p.datasets from holdfast.policy p order by p.version desc limit 1) p, jsonb_each(p.datasets) d
+                                       where coalesce(d.value ->> 'four_eyes', d.value ->> 'sovereign')::boolean and holdfast.policy_matches(holdfast.dataset_form(r.dataset_id), holdfast.dataset_form(d.key))))) then
+        raise exception 'the stored policy does not let % decide review %', quote_literal(actor), review using errcode = 'HF005';
+    elsif outcome = 'approved' and exists (select from holdfast.review r where r.id = review and r.four_eyes and r.asked_by = review_decide.actor) then
+        raise exception 'review % needs four eyes: % asked for it, and another actor approves it', review, quote_literal(actor) using errcode = 'HF005';
+    end if;
     update holdfast.review r
        set closed_at = clock_timestamp(), outcome = review_decide.outcome, actor = review_decide.actor, answer = review_decide.answer
-     where r.id = review and exists (select from holdfast.review_now n where n.id = r.id and n.status = 'open') and r.closed_at is null;
-    return found;
+     where r.id = review and exists (select from holdfast.review_now n where n.id = r.id and n.status = 'open') and r.closed_at is null
+    returning r.label, r.idem_key into subject, key;
+    if not found then
+        return false;
+    end if;
+    perform holdfast.audit_act('review_decide', 'review ' || review, actor, answer, null,
+                               jsonb_build_object('outcome', outcome, 'operation', subject, 'key', key));
+    return true;
 end $$;
 
 -- Labels of related operations, or null. same: another key did, or may have done, the same to the same data. retry_of: an
@@ -645,17 +800,259 @@ begin
                and g.status in ('failure', 'undone') and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
 
-revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text),
-    holdfast.review_return(bigint), holdfast.review_list(text, bigint, text, int),
+revoke all on function holdfast.review_open(text, text, text, text, text, text, text, text, text, boolean),
+    holdfast.review_take(text, text, text, text, uuid), holdfast.review_return(bigint, uuid), holdfast.review_list(text, bigint, text, int),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision) from public;
 
-revoke all on function holdfast.operation_claim(text, text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
+-- The lock of a whole dataset, as keys.py derives it.
+create function holdfast.dataset_lock(dataset text) returns bigint
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    body bytea := convert_to('s13:holdfast locks' || octet_length(convert_to(dataset, 'UTF8')) || ':' || dataset || 's0:n0:', 'UTF8');
+begin
+    return 7847::bigint << 48 | ('x' || encode(substr(sha256(convert_to('l' || octet_length(body) || ':', 'UTF8') || body), 1, 6), 'hex'))::bit(48)::bigint;
+end $$;
+
+-- Whether a pattern of the policy, with * and ?, matches. "*" also matches what has no name. E'…': the caller's session may have set
+-- standard_conforming_strings = off, which changes what '\' means.
+create function holdfast.policy_matches(name text, pattern text) returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    return coalesce(name like translate(regexp_replace(pattern, E'([\\\\%_])', E'\\\\\\1', 'g'), '*?', '%_'), pattern = '*');
+end $$;
+
+-- A dataset's name as the policy compares it: case, width, invisible characters and surrounding spaces make no other dataset.
+create function holdfast.dataset_form(name text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if getdatabaseencoding() = 'UTF8' then
+        name := normalize(name, NFKC);
+        name := regexp_replace(name, '[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff]', '', 'g');
+    end if;
+    return lower(btrim(name));
+end $$;
+
+-- Whether the stored policy lets this actor reset, roll back and complete operations on the dataset, and answer their reviews.
+create function holdfast.policy_lets_correct(dataset text, actor text) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    return not exists (select from (select p.datasets from holdfast.policy p order by p.version desc limit 1) p, jsonb_each(p.datasets) d
+                        where jsonb_typeof(d.value -> 'may_reset') = 'array' and holdfast.policy_matches(holdfast.dataset_form(dataset), holdfast.dataset_form(d.key))
+                          and not exists (select from jsonb_array_elements_text(d.value -> 'may_reset') a where holdfast.policy_matches(actor, a)));
+end $$;
+
+-- Checks entries of the log as they are written: the claim of an attempt, its success, and what operators write. A row that says partial
+-- or success must have the entry that says so, which was checked. The argument is the
+-- version of the policy, so that a transaction whose snapshot is older than the policy notices. The trigger is there only while a policy
+-- is stored. HF005: the policy forbids it. HF006: the attempt was checked under another version.
+create function holdfast.policy_check() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    g holdfast.idempotency_log;
+    rules jsonb;
+    name text;
+    sovereign boolean;
+    sensitive boolean;
+    review boolean;
+    needs_actor boolean;
+    four_eyes boolean;
+    kind text;
+    tried int;
+    detail jsonb;
+    claim jsonb;
+    missing text;
+    lock bigint;
+    dataset_lease text;
+    same text;
+    retry_of text;
+    approver text;
+    problem text;
+    is_archived boolean := false;
+begin
+    if new.entries is null then
+        return null;  -- they are written to wal_late
+    end if;
+    select p.datasets into rules from holdfast.policy p where p.version = tg_argv[0]::bigint;
+    if not found then
+        raise exception 'the policy was changed since this transaction began: roll back and try again' using errcode = '40001';
+    end if;
+    select * into g from holdfast.idempotency_log l where l.idem_key = new.idem_key;
+    select jsonb_object_agg(r.key, r.value), bool_or((r.value ->> 'sovereign')::boolean), bool_or((r.value ->> 'sensitive')::boolean),
+           bool_or((r.value ->> 'review')::boolean), bool_or((r.value ->> 'four_eyes')::boolean), bool_or(coalesce(r.value ->> 'four_eyes', r.value ->> 'sovereign')::boolean)
+      into rules, sovereign, sensitive, review, needs_actor, four_eyes
+      from jsonb_each(rules) r where holdfast.policy_matches(holdfast.dataset_form(g.dataset_id), holdfast.dataset_form(r.key));
+    if rules is null then
+        return null;
+    end if;
+    name := coalesce('dataset ' || quote_literal(g.dataset_id), 'an operation without a dataset');
+    for kind, tried, detail in
+        select e ->> 1, (e ->> 2)::int, (e ->> 5)::jsonb from json_array_elements(new.entries::json) e where json_typeof(e) = 'array'
+    loop
+        problem := null;
+        if kind in ('reset', 'rollback', 'success') and detail ? 'actor' then
+            select 'may be reset, rolled back and completed by ' || coalesce(nullif(array_to_string(array(
+                       select a from jsonb_array_elements_text(r.value -> 'may_reset') a), ', '), ''), 'no one') || ', not by ' || quote_literal(detail ->> 'actor')
+              into problem from jsonb_each(rules) r
+             where jsonb_typeof(r.value -> 'may_reset') = 'array'
+               and not exists (select from jsonb_array_elements_text(r.value -> 'may_reset') a where holdfast.policy_matches(detail ->> 'actor', a))
+             limit 1;
+            if problem is not null then
+                raise exception '% %', name, problem using errcode = 'HF005';
+            end if;
+        end if;
+        if kind not in ('claimed', 'success') then
+            is_archived := is_archived or kind = 'archived';
+            continue;
+        end if;
+        if kind = 'claimed' then
+            claim := detail;
+        elsif claim is null then
+            select (e ->> 5)::jsonb into claim from holdfast.wal w, json_array_elements(w.entries::json) e
+             where w.idem_key = g.idem_key and json_typeof(e) = 'array' and e ->> 1 = 'claimed' and (e ->> 2)::int = tried
+             order by w.number desc limit 1;
+        end if;
+        select string_agg(f, ', ') into missing from (
+            select distinct f from (
+                select f from jsonb_each(rules) r, jsonb_array_elements_text(coalesce(r.value -> 'requires', '[]')) f
+                 union all select 'justification' where sensitive
+                 union all select 'actor' where needs_actor) every_field (f)
+             where coalesce(btrim(case f when 'checksum' then g.raw_checksum else claim ->> f end), '') = '' order by f) missing_fields;
+        if claim is null then
+            problem := 'is governed by the stored policy, and this attempt has no entry "claimed"';
+        elsif kind = 'claimed' and claim ->> 'policy' is distinct from tg_argv[0] then
+            raise exception '% is governed by version % of the stored policy, and this attempt was checked under %', name, tg_argv[0],
+                coalesce('version ' || (claim ->> 'policy'), 'none')
+                using errcode = 'HF006', hint = 'Follow the policy, see holdfast.policy_list(), and name its version in the entry "claimed".';
+        elsif kind = 'success' and detail ? 'actor' then
+            continue;  -- an operator says that it happened
+        elsif missing is not null then
+            problem := 'requires ' || missing;
+        end if;
+        if problem is null and sovereign and g.dataset_id is not null then
+            lock := holdfast.dataset_lock(g.dataset_id);
+            dataset_lease := '@op:' || lpad(to_hex(lock), 16, '0');
+            if not pg_try_advisory_xact_lock(lock) or g.owner is null and holdfast.operation_alive(dataset_lease, null) then
+                problem := 'is sovereign, and is locked by another operation';
+            elsif g.owner is not null and not holdfast.operation_alive(dataset_lease, null)
+                  or kind = 'claimed' and g.owner is not null and not exists (
+                      select from holdfast.lease o join holdfast.lease d on d.beat = o.beat where o.name = g.owner and d.name = dataset_lease) then
+                problem := 'is sovereign, and this operation has not locked it as a whole';
+            end if;
+        end if;
+        if problem is null and kind = 'claimed' then
+            same := null;
+            retry_of := null;
+            if sensitive then
+                select k.same, k.retry_of into same, retry_of
+                  from holdfast.operation_kin(g.idem_key, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash) k;
+            end if;
+            if same is not null and (g.raw_checksum is not null or claim ->> 'bucket' is null) then
+                problem := 'is sensitive, and the same was done to it under another key: ' || same;
+            elsif review or retry_of is not null then
+                approver := null;
+                update holdfast.review r set attempt = tried
+                 where r.id = (claim ->> 'review')::bigint and r.idem_key = g.idem_key and r.outcome = 'approved' and r.spent_at is not null
+                   and coalesce(r.attempt, tried) = tried and r.asked_by is not distinct from claim ->> 'actor'
+                   and r.fingerprint is not distinct from g.fingerprint
+                returning r.actor into approver;
+                if approver is null then
+                    problem := 'needs an approved review for this attempt';
+                elsif four_eyes and approver = claim ->> 'actor' then
+                    problem := 'needs four eyes: ' || quote_literal(approver) || ' approved the review, and another actor runs the operation';
+                end if;
+            end if;
+        end if;
+        if problem is not null then
+            raise exception '% %', name, problem using errcode = 'HF005';
+        end if;
+    end loop;
+    kind := case g.status when 'partial' then 'claimed' when 'success' then 'success' end;
+    if kind is not null and not is_archived and not exists (
+        select from (select new.entries union all select w.entries from holdfast.wal w where w.idem_key = g.idem_key
+                     union all select l.entries from holdfast.wal_late l where l.idem_key = g.idem_key) w, json_array_elements(w.entries::json) e
+         where json_typeof(e) = 'array' and e ->> 1 = kind and (e ->> 2)::int = g.attempt) then
+        raise exception '% is governed by the stored policy, and attempt % has no entry "%"', name, g.attempt, kind using errcode = 'HF005';
+    end if;
+    return null;
+end $$;
+
+-- Store a policy: declarations by pattern, as in the tables "datasets" of a policy file; {} stores none. Returns its version; null if the
+-- version in force is not "expected". Waits for transactions that have written an operation, and they for it: what commits later was
+-- checked. 55P03 if they take longer than 5 seconds.
+create function holdfast.policy_apply(datasets jsonb, actor text, reason text, expected bigint default null) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+declare
+    latest bigint;
+    rule record;
+    wrong text;
+    log text;
+begin
+    perform holdfast.audit_check(actor, reason);
+    if jsonb_typeof(datasets) is distinct from 'object' then
+        raise exception 'datasets must be an object with a declaration for each pattern' using errcode = 'invalid_parameter_value';
+    end if;
+    for rule in select * from jsonb_each(datasets) loop
+        perform holdfast.check_name('pattern', rule.key);
+        if rule.key ~ '[][]' or jsonb_typeof(rule.value) <> 'object' then
+            raise exception 'dataset %: a pattern has no brackets, and its declaration is an object', quote_literal(rule.key) using errcode = 'invalid_parameter_value';
+        end if;
+        select f.key into wrong from jsonb_each(rule.value) f where not case
+            when f.key in ('sovereign', 'sensitive', 'review', 'four_eyes') then jsonb_typeof(f.value) = 'boolean'
+            when f.key in ('h3_resolution', 'error_budget') then jsonb_typeof(f.value) = 'number'
+            when f.key = 'when_locked' then f.value in ('"escalate"', '"fail"')
+            when f.key = 'requires' then jsonb_typeof(f.value) = 'array' and f.value <@ '["actor", "justification", "checksum", "bucket", "version"]'
+            when f.key = 'h3_properties' then jsonb_typeof(f.value) = 'array' and not jsonb_path_exists(f.value, '$[*] ? (@.type() != "string")')
+            when f.key = 'may_reset' then jsonb_typeof(f.value) = 'array'
+                 and not exists (select from jsonb_array_elements(f.value) a where jsonb_typeof(a) <> 'string' or a #>> '{}' ~ '[][]')
+            else false end limit 1;
+        if wrong is not null then
+            raise exception 'dataset %: there is no setting %, or its value is not allowed', quote_literal(rule.key), quote_literal(wrong)
+                using errcode = 'invalid_parameter_value';
+        end if;
+    end loop;
+    lock table holdfast.policy in exclusive mode;
+    select coalesce(max(p.version), 0) into latest from holdfast.policy p;
+    if latest <> expected then
+        return null;
+    end if;
+    insert into holdfast.policy (version, actor, role, reason, datasets) values (latest + 1, actor, session_user, reason, datasets);
+    foreach log in array array['idempotency_log', 'wal_more', 'wal_late'] loop
+        if datasets = '{}' then
+            execute format('drop trigger if exists policy_check on holdfast.%I', log);
+        else
+            execute format('create or replace trigger policy_check after insert on holdfast.%I for each row execute function holdfast.policy_check(%L)', log, latest + 1);
+            execute format('alter table holdfast.%I enable always trigger policy_check', log);  -- even under session_replication_role = replica
+        end if;
+    end loop;
+    perform holdfast.audit_act('policy_apply', 'version ' || latest + 1, actor, reason, null, null);
+    return latest + 1;
+end $$;
+
+-- The latest version first.
+create function holdfast.policy_list(only_version bigint default null, max_rows int default 100)
+returns table (version bigint, applied_at double precision, actor text, role text, reason text, datasets jsonb)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select p.version, extract(epoch from p.applied_at)::double precision, p.actor, p.role, p.reason, p.datasets
+      from holdfast.policy p where only_version is null or p.version = only_version order by p.version desc limit max_rows;
+end $$;
+
+revoke all on function holdfast.dataset_lock(text), holdfast.policy_matches(text, text), holdfast.dataset_form(text), holdfast.policy_lets_correct(text, text), holdfast.policy_check(),
+    holdfast.policy_apply(jsonb, text, text, bigint), holdfast.policy_list(bigint, int) from public;
+
+revoke all on function holdfast.operation_acquire(text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
+    holdfast.operation_claim(text, text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
     holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         text, text, text, text, text, text, text, text, boolean, boolean),
-    holdfast.operation_look(text, text), holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
+    holdfast.operation_look(text, text, text), holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
-        bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_ready(), holdfast.wal_late(),
+        bigint, text, text, text, text, text, text, text, text, boolean), holdfast.check_entries(text),
+    holdfast.operation_put(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
+        bigint, text, text, text, text, text, text, text, text, boolean, boolean),
+    holdfast.operation_correct(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
+        text, text, text, text, text, text, text, text, text), holdfast.operation_end(text), holdfast.wal_ready(), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
     holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid),
     holdfast.operation_list(text, text, text, int), holdfast.operation_match(text, int), holdfast.operation_entries(text, int, int)

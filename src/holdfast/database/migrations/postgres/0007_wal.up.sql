@@ -113,23 +113,13 @@ begin
     get diagnostics gone = row_count;
 end $$;
 
--- A reset or a completion closes the open reviews of an operation and lifts its decisions; returns how many.
-create function holdfast.review_close(key text, outcome text, actor text, answer text, out closed int)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-begin
-    update holdfast.review r
-       set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, review_close.outcome),
-           actor = coalesce(r.actor, review_close.actor), answer = coalesce(r.answer, review_close.answer)
-     where r.idem_key = key and r.spent_at is null;
-    get diagnostics closed = row_count;
-end $$;
-
+-- relayed: whether a relay was ever run. If not, unrelayed is the number of rows with lineage for one, and unrelayed_for the age of the first.
 -- Never reads the whole log: unfinished, expired and unpublished rows have an index, and beyond "enough" rows the total is the
 -- server's estimate. An operation that was reset (its error names the actor) is not counted as failed.
 create function holdfast.operation_health(stale double precision, enough int,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
     out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint,
-    out now double precision)
+    out relayed boolean, out unrelayed bigint, out unrelayed_for double precision, out now double precision)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -154,6 +144,11 @@ begin
     bytes := pg_total_relation_size('holdfast.wal_more') + pg_total_relation_size('holdfast.idempotency_log');
     select count(*), extract(epoch from at - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
     select count(*) into reviews from holdfast.review_now r where r.status = 'open';
+    relayed := exists (select from holdfast.relay) or exists (select from holdfast.audit a where a.action = 'relay_remove');
+    if not relayed then
+        select count(*), extract(epoch from at - min(w.written)) into unrelayed, unrelayed_for
+          from (select x.at as written from holdfast.wal x order by x.horizon, x.place limit enough) w;
+    end if;
     now := extract(epoch from at);
 end $$;
 
@@ -168,7 +163,7 @@ end $$;
 
 revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]),
     holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int), holdfast.wal_settle(),
-    holdfast.operation_expire(int), holdfast.review_close(text, text, text, text), holdfast.operation_health(double precision, int),
+    holdfast.operation_expire(int), holdfast.operation_health(double precision, int),
     holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

@@ -57,6 +57,15 @@ begin
      order by w.horizon, w.place limit max_rows;
 end $$;
 
+-- The lease under which a relay runs, '@relay:…'. Arguments and answers are those of lease_acquire; there is no re-entry.
+create function holdfast.relay_acquire(
+    name text, holder text, ttl_seconds double precision, token uuid default null, beat uuid default null,
+    at_least_seconds double precision default 0, solo boolean default true, session_key bigint default null, process jsonb default null)
+returns holdfast.lease_answer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return holdfast.lease_take('relay', name, holder, ttl_seconds, token, beat, null, at_least_seconds, solo, session_key, process);
+end $$;
+
 -- The cursor of the relay; a new relay starts at the beginning. lag: the age of the first unpublished row, even if relay_read
 -- does not return it yet because an open transaction may come before it.
 create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint, out tries text, out taken text,
@@ -145,12 +154,17 @@ begin
 end $$;
 
 -- For operators: remove a relay. It never publishes the rest, and archiving no longer waits for it.
-create function holdfast.relay_remove(name text, out removed int)
+create function holdfast.relay_remove(name text, actor text, reason text, out removed int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
+#variable_conflict use_variable
+declare
+    reached text;
 begin
-    delete from holdfast.relay r where r.name = relay_remove.name;
+    delete from holdfast.relay r where r.name = relay_remove.name returning r.horizon || '/' || r.place into reached;
     get diagnostics removed = row_count;
+    if removed > 0 then
+        perform holdfast.audit_act('relay_remove', name, actor, reason, null, jsonb_build_object('cursor', reached));
+    end if;
 end $$;
 
 -- Runs before wal_settle renumbers the rows of a restored log.
@@ -193,10 +207,11 @@ begin
     end if;
 end $$;
 
-revoke all on function holdfast.relay_read(xid8, bigint, int), holdfast.relay_open(text, text, uuid),
+revoke all on function holdfast.relay_acquire(text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
+    holdfast.relay_read(xid8, bigint, int), holdfast.relay_open(text, text, uuid),
     holdfast.relay_begin(text, text, uuid, text),
     holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text, text), holdfast.relay_list(),
-    holdfast.relay_parked(text, boolean, int), holdfast.relay_retry(text, text), holdfast.relay_remove(text), holdfast.relay_settle(),
+    holdfast.relay_parked(text, boolean, int), holdfast.relay_retry(text, text), holdfast.relay_remove(text, text, text), holdfast.relay_settle(),
     holdfast.wal_archive(text, text, text, int, text) from public;
 
 insert into holdfast.schema_version (version, name) values (8, 'relay');

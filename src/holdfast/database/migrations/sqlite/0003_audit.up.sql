@@ -1,4 +1,5 @@
--- What operators do to others' work: who, why, what, and the outcome.
+-- What operators do to others' work: who, why, what, and the outcome. A call that acts on others' work writes its entry itself, in the same
+-- transaction. A file has no roles: who may write it can also change the audit.
 create table holdfast_audit (
     id       integer primary key,
     at       real not null,
@@ -6,6 +7,7 @@ create table holdfast_audit (
     action   text not null,
     subject  text not null,
     reason   text not null,
+    fence    integer,
     detail   text,
     outcome  text,
     ended_at real

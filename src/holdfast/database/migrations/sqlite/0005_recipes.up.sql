@@ -1,5 +1,4 @@
--- For the recipes: the audit records fences, and slots, which are named '<pool>:<number>', are found by pool.
-alter table holdfast_audit add column fence integer;
+-- For the recipes: slots, which are named '<pool>:<number>', are found by pool.
 alter table holdfast_beat add column wanted text;
 
 -- A name that only resembles a slot's does not count against the capacity.

@@ -1,6 +1,7 @@
 drop view holdfast_operation;
 drop view holdfast_review_now;
 drop table holdfast_review;
+drop table holdfast_policy;
 drop table holdfast_outbox;
 drop view holdfast_place;
 drop view holdfast_wal;

@@ -66,6 +66,15 @@ create table holdfast_outbox (
 );
 create index holdfast_outbox_unpublished on holdfast_outbox (idem_key) where published_at is null;
 
+-- Versions of the policy: the last one is in force. The library checks it.
+create table holdfast_policy (
+    version    integer primary key,
+    applied_at real not null,
+    actor      text not null,
+    reason     text not null,
+    datasets   text not null
+);
+
 create table holdfast_review (
     id             integer primary key,
     idem_key       text not null,
@@ -79,7 +88,14 @@ create table holdfast_review (
     actor          text,
     outcome        text check (outcome in ('approved', 'rejected', 'reset', 'done')),
     answer         text,
-    spent_at       real
+    spent_at       real,
+    asked_by       text,
+    attempt        integer,
+    fingerprint    text,
+    outputs        text,
+    four_eyes      integer not null default 0,
+    taken          text,
+    pointer        text
 );
 create unique index holdfast_review_open on holdfast_review (idem_key, reason) where closed_at is null;
 create index holdfast_review_standing on holdfast_review (idem_key) where spent_at is null;
