@@ -83,9 +83,10 @@ def test_leases_that_are_lost_together_are_one_warning_each(
 @EACH_ONCE
 def test_a_twin_is_named(connect: Connect, either: str, caplog: pytest.LogCaptureFixture) -> None:
     client = connect(either)
-    first = client.lease("import", **FAST, holder="service").acquire()
+    terms = {**FAST, "holder": "service", "reenter": "our secret"}
+    first = client.lease("import", **terms).acquire()
     with holdfast.Client(either) as twin:
-        twin.lease("import", **FAST, holder="service").acquire()
+        twin.lease("import", **terms).acquire()
         eventually(lambda: first.lost, "the first learns of it")
         eventually(
             lambda: losses(caplog) == ["lease 'import' is lost: another process of the same holder took it over"],

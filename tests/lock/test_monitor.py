@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
@@ -17,6 +17,7 @@ import pytest
 import holdfast
 from holdfast.lock import executor_async
 from tests.children import PATIENCE, eventually, query
+from tests.cli.command import at, invoke
 from tests.lock.looks import core
 
 Connect = Callable[..., Any]
@@ -251,3 +252,44 @@ def test_an_owner_of_operations_is_called_so_with_and_without_one(postgres_url: 
 
 def test_a_lock_is_noted_within_a_second() -> None:
     assert executor_async.YOUNG + executor_async.SWEEP < 1.0
+
+
+def test_a_transaction_that_keeps_a_lease_is_listed_limited_and_can_be_ended(
+    connect: Connect, postgres_url: str
+) -> None:
+    """Nobody can take the lease over while it is open, and the server does not say who holds a lock on a row."""
+    client = connect(postgres_url)
+    client.lease("nightly").acquire().release()
+    grant = client.lease("import", ttl=300, auto_renew=False).acquire()
+    expired = client.lease("expired", ttl=300, auto_renew=False).acquire()
+    with ExitStack() as sessions:
+        owner, thief, other = (sessions.enter_context(closing(psycopg.connect(postgres_url))) for _ in range(3))
+        owner.execute("select holdfast.lease_protect('import', %s)", [grant.token])
+        thief.execute("select holdfast.lease_acquire('nightly', 'me', 60)")
+        query(
+            postgres_url,
+            f"update holdfast.beat set expires_at = started where id = (select beat from holdfast.lease"
+            f" where fence = {expired.fence})",
+        )
+        other.execute("select holdfast.lease_acquire('expired', 'me', 0.05)")
+        wanted = {
+            "transaction under lease import": (owner, "50min"),
+            "acquire of lease nightly": (thief, "1min"),
+            "acquire of lease expired": (other, "10s"),
+        }
+        for name, (session, limit) in wanted.items():
+            [listed] = [each for each in client.locks.list() if each.name == name]
+            assert (listed.pid, listed.role) == (session.info.backend_pid, "postgres")
+            assert listed.held_since is not None
+            if session.info.server_version >= 170000:
+                [(shown,)] = session.execute("show transaction_timeout").fetchall()
+                assert shown == limit
+        eventually(
+            lambda: all(name in invoke(*at(postgres_url, "ls")).stderr for name in wanted),
+            "ls names them after a second",
+        )
+        assert client.lease("nightly").try_acquire() is None
+        for session, _ in wanted.values():
+            client.locks.end_session(session.info.backend_pid, actor="jane", reason="it went to lunch")
+        assert client.lease("nightly").acquire(timeout=PATIENCE).fence > grant.fence
+    assert not [each for each in client.locks.list() if each.name in wanted]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.database.engine import LOCKED, Engine
@@ -15,6 +13,7 @@ from holdfast.names import check_limit, check_name, check_said
 from holdfast.runtime.identity import check_token, new_token
 
 _PATIENCE = 5.0
+INVALID = "22023"
 
 Records = list[LeaseRecord]
 Past = list[HistoryRecord]
@@ -88,10 +87,12 @@ class Leases:
             keeper.background.listener.wake(name)
         return bool(row["done"])
 
-    def recall(self, name: str, *, fence: int) -> bool:
-        """Ask the holder to release the lease; nothing is taken away. An elector learns of the request with its next
-        heartbeat, stops its work and releases; other holders ignore it. False when the grant with ``fence`` is over."""
-        [row] = self._engine.call("lease_recall", {"name": check_name(name), "fence": fence})
+    def recall(self, name: str, *, fence: int, actor: str, reason: str) -> bool:
+        """Ask the holder to release the lease, and record it; nothing is taken away. An elector learns of the request
+        with its next heartbeat, stops its work and releases; other holders ignore it. False when the grant with
+        ``fence`` is over."""
+        author = {"actor": check_said(actor, "actor"), "reason": check_said(reason, "reason", limit=1000)}
+        [row] = self._engine.call("lease_recall", {"name": check_name(name), "fence": fence, **author})
         return bool(row["done"])
 
     def raise_fences(self, *, above: int | None = None) -> int:
@@ -103,19 +104,28 @@ class Leases:
         [row] = self._engine.call("fence_raise", {"above": above})
         return int(row["fence"])
 
-    def wipe(self, guard: Guarding | None, *, keep: Sequence[str] = ()) -> int:
-        """Take away every lease except ``guard``'s and those in ``keep``, and record it; returns their number.
+    def wipe(self, guard: Guarding | None, *, prefix: str = "") -> int:
+        """Take away the leases whose names begin with ``prefix``, by default all, but no guards, electors or gates.
+        Recorded; returns their number.
 
-        ``guard`` is a guard or a grant. That it is held is checked in the same transaction: LeaseLost if it is not,
-        PolicyDenied without one, and nothing is changed.
+        ``guard`` is a guard that was entered, or its grant. That it is held is checked in the same transaction:
+        LeaseLost if it is not, PolicyDenied without one or with another lease, and nothing is changed.
         """
         token = getattr(guard, "token", None)
         if guard is None or token is None:
             raise PolicyDenied("a wipe needs a guard that is held: with client.guard(name) as guard: ….wipe(guard)")
-        parameters = {"name": guard.name, "token": check_token(token), "keep": json.dumps([*map(check_name, keep)])}
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
+        parameters = {
+            "name": guard.name,
+            "token": check_token(token),
+            "prefix": prefix and check_name(prefix, "prefix"),
+        }
         try:
             [row] = self._engine.call_when_free("lease_wipe", parameters, patience=_PATIENCE)
         except Refused as error:
+            if error.sqlstate == INVALID:
+                raise PolicyDenied(f"lease {guard.name!r} is not the lease of a guard: nothing is wiped") from error
             if error.sqlstate != LOCKED:
                 raise
             raise Refused(

@@ -35,8 +35,6 @@ class LeaseGrant:
     _kind = "lease"
     _ends_with_block = False
     """Whether only the end of its block releases it."""
-    _is_repeated = False
-    """Whether the acquire was sent twice: the server may still execute the first one, after the release, too."""
 
     def __init__(
         self, engine: Engine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
@@ -110,8 +108,6 @@ class LeaseGrant:
             self._abandon()
             raise
         self._finish(loss)
-        if self._is_repeated:
-            self._keeper.release_repeated(self.name, self.token, self._kind)
         return done
 
     def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
@@ -203,8 +199,9 @@ class LeaseGrant:
         on_beat = self._on_beat if self._terms.has_own_beat else None
         owner, on_recall = self._engine.owner, self._terms.on_recall
         lease = KeptLease(
-            self.name, self.token, self.fence, owner, self._lose, on_beat, on_recall, self._ends_with_block
-        )
+            self.name, self.token, self.fence, owner, self._lose, on_beat, on_recall, self._ends_with_block,
+            self._terms.may_renew,
+        )  # fmt: skip
         self._beat = self._keeper.keep(beat, self._trust, self._terms.renew_every, lease, session_key=session_key)
 
     def _let_expire(self) -> None:

@@ -43,7 +43,9 @@ _MIN_TIMEOUT = 1.0
 class AsyncHandle(ABC, Generic[G]):
     """How a lease is asked for, waited for, entered and left. Recipes have statements and grants of their own."""
 
-    _kind, _statement = "lease", "lease_acquire"
+    _kind = "lease"
+    _statement: str | None = None
+    """Instead of the one for the kind of lease."""
     _more: Mapping[str, Any] = {}
     """Further parameters of the statement."""
     _busy_patience = 0.05
@@ -243,7 +245,6 @@ class AsyncHandle(ABC, Generic[G]):
             engine.check_open()
             held = engine.state(AsyncHeldLeases)
             grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
-            grant._is_repeated = row.get("is_repeated", False)
             if terms.auto_renew:
                 grant._keep(row["beat"], session_key)
             else:
@@ -274,21 +275,19 @@ class AsyncHandle(ABC, Generic[G]):
             "ttl": terms.ttl,
             "token": token,
             "beat": beat.id if beat else None,
-            "reenter": terms.reenter,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
             "process": None if beat and beat.exists else self._process,
         }
-        rows = await self._engine.call(self._statement, {**parameters, **self._more}, timeout=timeout)
+        if terms.kind == "plain":
+            parameters["reenter"] = terms.reenter
+        rows = await self._engine.call(
+            self._statement or terms.statement, {**parameters, **self._more}, timeout=timeout
+        )
         [row] = rows
-        if isinstance(rows, Repeated):
-            if row["status"] == "beat_lost":  # the first sending may have been granted, until its beat was lost
-                telemetry.emit("lease.abandoned", kind=self._kind)
-            elif row["fence"] is None:
-                self._undo(token, beat)
-            else:
-                row["is_repeated"] = True
+        if row["status"] == "beat_lost" and isinstance(rows, Repeated):
+            telemetry.emit("lease.abandoned", kind=self._kind)  # the first sending may have been granted before
         return row, asked_at
 
     def _undo(self, token: str, beat: Beat | None) -> None:

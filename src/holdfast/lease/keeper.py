@@ -18,6 +18,7 @@ from holdfast.database.background import OWNER_KEYS, Background, background_of
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, OwnershipUnknown
 from holdfast.lease.loss import HISTORY_LIMIT, loss_by_expiry, loss_by_others, loss_by_silence
+from holdfast.lease.terms import MayRenew
 from holdfast.lease.trust import BeatAnswer, BeatStep, Trust, after, backoff, budget, first_beat
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
@@ -37,6 +38,8 @@ _UNRECORDED = (
     "it was taken away by force, or by another process of the same holder, or the database was set back to a state "
     "without it"
 )
+WITHHELD = 1.0
+"""Seconds after which a heartbeat that a lease does not let us send is asked for again, and reported."""
 LINGER = 1.0
 """Seconds that a beat without leases is kept for the next acquire."""
 
@@ -63,6 +66,8 @@ class KeptLease(NamedTuple):
     """Called when an operator asks for it back."""
     ends_with_block: bool = False
     """A guard's: only the end of its block releases it, and no signal."""
+    may_renew: MayRenew | None = None
+    """Asked before each heartbeat. False: not now, but when it calls its argument, in any thread."""
 
 
 class Beat:
@@ -86,6 +91,8 @@ class Beat:
         """By token."""
         self._by_owner: dict[LeaseOwner, dict[str, KeptLease]] = {}
         self.empty_since: float | None = None
+        self.withheld_since: float | None = None
+        """Since when a lease has not let it be renewed."""
         self.is_shared = True
         """False for the beat of a single lease that is told of every heartbeat."""
 
@@ -169,6 +176,8 @@ class Keeper:
             else:
                 beat = Beat.requested(ttl, session_key)
                 self._requested.append(beat)
+                if self._lives_with_owner(beat) and not self.background.has_owner_key:
+                    self.background.wake()  # the session was closed as idle at this moment
             beat.acquires += 1
             return beat
 
@@ -199,8 +208,6 @@ class Keeper:
                 beat.every, beat.due = every, min(beat.due, now() + every)
             beat.add(lease)
             self.background.wake_by(beat.due)
-            if session_key == self.background.owner_key and not self.background.has_owner_key:
-                self.background.wake()  # the session was closed as idle at this moment
         if beat.lives_with_session and session_key != self.background.session_key:
             self._lose(beat, OwnershipUnknown("the session that held it was lost"))
         return beat
@@ -223,6 +230,8 @@ class Keeper:
 
     def loss_of(self, beat: Beat) -> HoldfastError:
         """Why trust in ``beat`` has ended."""
+        if beat.withheld_since is not None:
+            return OwnershipUnknown(f"the event loop did not turn for {now() - beat.withheld_since:.1f} s or more")
         late = max(self.background.late(), now() - self._answered_by)
         error = loss_by_silence(beat.trust, late, now())
         error.__cause__ = beat.error
@@ -278,10 +287,6 @@ class Keeper:
         verb, patience = ("abandon", min(UNDO_PATIENCE, ttl)) if is_alone else ("release", UNDO_PATIENCE)
         self.background.retry(f"{kind}_{verb}", {"name": name, "token": token}, patience=patience, until=True)
 
-    def release_repeated(self, name: str, token: str, kind: str) -> None:
-        """Release what the first sending of an acquire is granted after the grant of the second one was released."""
-        self.background.retry(f"{kind}_release", {"name": name, "token": token}, patience=UNDO_PATIENCE, until=True)
-
     def purge(self, *, after: float = 0.0) -> None:
         """Delete rows that have expired by then: there may be no other process that does."""
         self.background.retry("purge", {}, patience=PURGE_EVERY, until=False, delay=after + 0.01 if after else 0.0)
@@ -305,6 +310,8 @@ class Keeper:
             dues += [beat.trust.over for beat in self._expiring]
             if self._beats:
                 dues.append(self._purge_at)
+            if any(map(self._lives_with_owner, self._requested)):
+                dues.append(now() + LINGER)  # a lost session is noticed, and an idle one is closed after the answer
             return min(dues, default=None)
 
     def call_timeout(self) -> float:
@@ -312,17 +319,19 @@ class Keeper:
             return budget(min((beat.trust.left(now()) for beat in self._beats), default=IDLE))
 
     def needs_session(self) -> bool:
-        return bool(self._beats or self._expiring)
+        return bool(self._beats or self._expiring) or self.needs_owner_key()
 
     def needs_owner_key(self) -> bool:
         with self._lock:
-            return any(beat.session_key == self.background.owner_key for beat in [*self._beats, *self._expiring])
+            return any(map(self._lives_with_owner, [*self._beats, *self._requested, *self._expiring]))
 
     def show_owner(self) -> None:
         with self._lock:
-            for beat in self._beats:
-                if beat.session_key == self.background.owner_key:
-                    beat.due = 0.0
+            for beat in filter(self._lives_with_owner, self._beats):
+                beat.due = 0.0
+
+    def _lives_with_owner(self, beat: Beat) -> bool:
+        return beat.session_key == self.background.owner_key
 
     def session_lost(self, error: Exception | None) -> None:
         with self._lock:
@@ -346,7 +355,7 @@ class Keeper:
                 self._end(beat)
             elif beat.trust.left(now()) <= 0:  # reported before anything is asked, which may take its time
                 self._lose(beat, self.loss_of(beat))
-            elif beat.due <= now():
+            elif beat.due <= now() and self._may_renew(beat):
                 self._renew(beat)
         with self._lock:
             if self._beats and self._purge_at <= now():
@@ -359,6 +368,35 @@ class Keeper:
                 self._beats.remove(beat)
                 self.background.retry("beat_end", {"beat": beat.id}, patience=beat.trust.ttl, until=False)
                 self.background.retry("purge", {}, patience=0.0)
+
+    def _may_renew(self, beat: Beat) -> bool:
+        """False while a lease does not let the beat be renewed: it is looked at again when that changes."""
+        if beat.is_shared:  # none of its leases is asked
+            return True
+        with self._lock:
+            conditions = [lease.may_renew for lease in beat.leases.values() if lease.may_renew is not None]
+        if all(condition(lambda: self._hurry(beat)) for condition in conditions):
+            beat.withheld_since = None
+            return True
+        if beat.withheld_since is None:
+            beat.withheld_since = now()
+        elif now() - beat.withheld_since >= WITHHELD and beat.failures == 0:
+            beat.failures = 1
+            log.event(
+                "keeper.beat", WARNING,
+                "a heartbeat to %(database)s is withheld, because the event loop does not turn; the lease is lost in "
+                "%(left).1f s unless it does",
+                database=str(self.database), outcome="withheld", left=beat.trust.left(now()),
+            )  # fmt: skip
+        with self._lock:
+            beat.due = now() + WITHHELD
+        return False
+
+    def _hurry(self, beat: Beat) -> None:
+        """In any thread: a heartbeat that was withheld may be sent now."""
+        with self._lock:
+            beat.due = now()
+        self.background.wake()
 
     def _renew(self, beat: Beat) -> None:
         self._remove_orphans(beat)

@@ -1,6 +1,6 @@
 -- name: lease_acquire
 select status, token, beat, fence, held_by, remaining, session_watch from holdfast.lease_acquire(
-    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :reenter::boolean, :at_least::double precision,
+    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :reenter, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
 -- name: lease_renew
@@ -10,7 +10,7 @@ select holdfast.lease_renew(:name, :token::uuid) as done
 select holder, fence, ttl, remaining from holdfast.lease_status(:name, :token::uuid)
 
 -- name: lease_release
-select holdfast.lease_release(:name, :token::uuid, false, coalesce(:tell::boolean, false)) as done
+select holdfast.lease_release(:name, null, :token::uuid, false, coalesce(:tell::boolean, false)) as done
 
 -- name: lease_abandon
 select holdfast.lease_abandon(:name, :token::uuid) as done
@@ -22,19 +22,19 @@ select holdfast.lease_force_release(:name, :actor, :reason, false) as done
 select holdfast.lease_force_release_if(:name, :fence::bigint, :actor, :reason) as done
 
 -- name: lease_recall
-select holdfast.lease_recall(:name, :fence::bigint) as done
+select holdfast.lease_recall(:name, :fence::bigint, :actor, :reason) as done
 
 -- name: lease_clear
 select holdfast.lease_clear(:name) as done
 
 -- name: lease_wipe
-select holdfast.lease_wipe(:name, :token::uuid, :keep::jsonb) as ended
+select holdfast.lease_wipe(:name, :token::uuid, :prefix) as ended
 
 -- name: lease_list
-select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info, waiting from holdfast.lease_list(:name)
+select name, kind, holder, fence, acquired_at, expires_at, remaining, host, pid, info, waiting from holdfast.lease_list(:name)
 
 -- name: lease_history
-select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :limit::int)
+select name, holder, role, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :limit::int)
 
 -- name: probe_expire
 -- Longer than the shortest TTL. On SQLite, where a sleeping writer would block all others, expires_at is set back instead.
@@ -80,6 +80,16 @@ select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 
 -- name: protect_at_commit
 select holdfast.lease_protect_at_commit(:name, cast(:token as uuid)) as fence
+
+-- name: protect_transaction
+-- What a proof is derived for. A number, so that the user's transaction has its own from now on.
+select cast(pg_current_xact_id() as text) as id
+
+-- name: protect_proven
+select holdfast.lease_protect_proven(:name, :proof, false) as fence
+
+-- name: protect_at_commit_proven
+select holdfast.lease_protect_proven(:name, :proof, true) as fence
 
 -- name: fence_raise
 select holdfast.fence_raise(:above::bigint) as fence

@@ -37,7 +37,14 @@ def cases(name: str, tokens: Sequence[str]) -> list[Case]:
     first, refused, second, third, fourth = tokens
 
     def acquire(holder: str, token: str, ttl: float = _LONG) -> Call:
-        fixed = {"beat": None, "reenter": True, "at_least": 0.0, "solo": True, "session_key": None, "process": None}
+        fixed = {
+            "beat": None,
+            "reenter": f"secret of {holder}",
+            "at_least": 0.0,
+            "solo": True,
+            "session_key": None,
+            "process": None,
+        }
         return "lease_acquire", {"name": name, "holder": holder, "ttl": ttl, "token": token, **fixed}
 
     def release(token: str) -> Call:

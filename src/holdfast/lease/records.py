@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from holdfast.names import Kind
 from holdfast.timestamps import as_datetime
 
 
@@ -16,6 +17,9 @@ class LeaseRecord:
     """A live lease. It never contains the token, which is the holder's secret."""
 
     name: str
+    kind: Kind
+    """Whose it is: the program's own ("plain"), or that of a guard, an elector, a gate, a slot, an operation or a
+    relay."""
     holder: str
     fence: int
     """Rises with every acquisition."""
@@ -34,8 +38,9 @@ class LeaseRecord:
     @classmethod
     def _of(cls, row: Mapping[str, Any]) -> LeaseRecord:
         return cls(
-            row["name"], row["holder"], row["fence"], as_datetime(row["acquired_at"]), as_datetime(row["expires_at"]),
-            row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"], row["waiting"],
+            row["name"], row["kind"], row["holder"], row["fence"], as_datetime(row["acquired_at"]),
+            as_datetime(row["expires_at"]), row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
+            row["waiting"],
         )  # fmt: skip
 
 
@@ -45,6 +50,8 @@ class HistoryRecord:
 
     name: str
     holder: str
+    role: str | None
+    """The database role that took it; None on SQLite."""
     host: str | None
     pid: int | None
     fence: int

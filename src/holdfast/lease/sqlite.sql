@@ -1,46 +1,46 @@
--- name: lease_acquire.granted_before
+-- name: lease_take.granted_before
 select 'acquired' as status, token, beat, fence, null as held_by, remaining, null as session_watch
   from holdfast_live where name = :name and token = :token;
 
--- name: lease_acquire.held
+-- name: lease_take.held
 select 'held' as status, null as token, null as beat, null as fence, holder as held_by, remaining, session_key as session_watch
-  from holdfast_live where name = :name and not (:reenter and holder = :holder and not kept) and not coalesce(holdfast_gone(session_key), 0);
+  from holdfast_live where name = :name and not coalesce(reenter = :reenter and holder = :holder and not kept, 0) and not coalesce(holdfast_gone(session_key), 0);
 
--- name: lease_acquire.beat_lost
+-- name: lease_take.beat_lost
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
  where (:label is null or exists (select 1 from holdfast_beat where id = :beat))
    and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now} and not coalesce(holdfast_gone(session_key), 0));
 
--- name: lease_acquire.former
+-- name: lease_take.former
 select l.beat, l.holder,
        case when b.id = :beat then 'reentered'  -- alive by the step before, and the clock goes on between two steps
             when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
             when coalesce(holdfast_gone(b.session_key), 0) then 'session_lost' else 'reentered' end as outcome
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
 
--- name: lease_acquire.fence
+-- name: lease_take.fence
 update holdfast_fence set last = max(last + 1, (select micros from holdfast_clock)) returning last as fence;
 
--- name: lease_acquire.history
+-- name: lease_take.history
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}), :outcome
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name and not l.kept;
 
--- name: lease_acquire.leave_beat
+-- name: lease_take.leave_beat
 update holdfast_beat set generation = generation + 1, dead = dead or :dead where id = :beat;
 
--- name: lease_acquire.beat
+-- name: lease_take.beat
 insert into holdfast_beat (id, ttl, expires_at, solo, session_key, label, host, pid, started, info)
 select :beat, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:label, :holder), :host, :pid, coalesce(:started, {now}), :info
  where not exists (select 1 from holdfast_beat where id = :beat);
 
--- name: lease_acquire.lease
-insert into holdfast_lease (name, holder, beat, token, fence, acquired_at, keep_until)
-values (:name, :holder, :beat, :token, :fence, {now}, {now} + nullif(:at_least, 0))
-    on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
-       acquired_at = excluded.acquired_at, keep_until = excluded.keep_until, kept = 0;
+-- name: lease_take.lease
+insert into holdfast_lease (name, kind, holder, beat, token, fence, acquired_at, keep_until, reenter)
+values (:name, :kind, :holder, :beat, :token, :fence, {now}, {now} + nullif(:at_least, 0), :reenter)
+    on conflict (name) do update set kind = excluded.kind, holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
+       acquired_at = excluded.acquired_at, keep_until = excluded.keep_until, kept = 0, reenter = excluded.reenter;
 
--- name: lease_acquire.granted
+-- name: lease_take.granted
 select :status as status, l.token, l.beat, l.fence, :held_by as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
   from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name and not b.dead;
 
@@ -95,11 +95,19 @@ insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'forced', :actor, :reason
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
 
+-- name: lease_force_release.audit
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+select {now}, :actor, 'lease_force_release', name, :reason, fence, json_object('holder', holder), 'done', {now} from holdfast_lease where name = :name;
+
 -- name: lease_force_release_if.lease
 select 1 from holdfast_lease where name = :name and fence = :fence;
 
 -- name: lease_recall.lease
 select beat, token from holdfast_live where name = :name and fence = :fence;
+
+-- name: lease_recall.audit
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+select {now}, :actor, 'lease_recall', name, :reason, fence, json_object('holder', holder), 'done', {now} from holdfast_live where name = :name;
 
 -- name: lease_recall.want
 update holdfast_beat set generation = generation + 1, wanted = json_insert(coalesce(wanted, '[]'), '$[#]', :token) where id = :beat;
@@ -107,26 +115,34 @@ update holdfast_beat set generation = generation + 1, wanted = json_insert(coale
 -- name: lease_clear.expired
 select 1 from holdfast_lease where name = :name and name not in (select v.name from holdfast_live v where v.name = :name);
 
+-- name: lease_wipe.kind
+select kind, holder from holdfast_live where name = :name and token = :token;
+
 -- name: lease_wipe.history
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'forced', :actor, 'wiped under guard ''' || :name || ''''
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat
- where l.name <> :name and l.name not in (select value from json_each(:keep)) order by l.name;
+ where substr(l.name, 1, length(:prefix)) = :prefix and l.kind not in ('guard', 'elector', 'gate') order by l.name;
+
+-- name: lease_wipe.audit
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+select {now}, holder, 'lease_wipe', name, 'wiped under guard ''' || name || '''', fence, json_object('ended', :ended, 'prefix', :prefix), 'done', {now}
+  from holdfast_lease where name = :name;
 
 -- name: lease_wipe.beats
 update holdfast_beat set generation = generation + 1 where id in (
-    select beat from holdfast_lease where name <> :name and name not in (select value from json_each(:keep)));
+    select beat from holdfast_lease where substr(name, 1, length(:prefix)) = :prefix and kind not in ('guard', 'elector', 'gate'));
 
 -- name: lease_wipe.solo_beats
 delete from holdfast_beat where solo and id in (
-    select beat from holdfast_lease where name <> :name and name not in (select value from json_each(:keep)));
+    select beat from holdfast_lease where substr(name, 1, length(:prefix)) = :prefix and kind not in ('guard', 'elector', 'gate'));
 
 -- name: lease_wipe.leases
-delete from holdfast_lease where name <> :name and name not in (select value from json_each(:keep));
+delete from holdfast_lease where substr(name, 1, length(:prefix)) = :prefix and kind not in ('guard', 'elector', 'gate');
 
 -- name: lease_list
 -- Those who want a slot wait for any of its pool, under the pool's name.
-select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info,
+select name, kind, holder, fence, acquired_at, expires_at, remaining, host, pid, info,
        holdfast_waiting(case when name like '@slot:%' then substr(name, 1, length(rtrim(name, '0123456789')) - 1) else name end) as waiting
   from holdfast_live
  where :name is null or name = :name order by name;
@@ -135,7 +151,8 @@ select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info,
 select holder, remaining from holdfast_live where name = :name and not coalesce(holdfast_gone(session_key), 0);
 
 -- name: lease_history
-select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
+-- A file has no roles.
+select name, holder, null as role, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
  where :name is null or name = :name order by id desc limit :limit;
 
 -- name: probe_expire

@@ -10,62 +10,97 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.database.sqlite_calls import Rows, Run, call, changes
+from holdfast.database.sqlite_calls import Function, Rows, Run, call, changes
+from holdfast.errors import Refused
+from holdfast.names import Kind, kind_error
 
 
 def _done(is_done: object) -> Rows:
     return [{"done": 1 if is_done else 0}]
 
 
-def refuse_acquire(
+INVALID = "22023"
+
+
+def refuses(kind: Kind) -> Function:
+    """The ``answer`` of a call that takes a lease of this kind."""
+
+    def refuse(run: Run, **terms: Any) -> Rows:
+        return refuse_take(run, kind, **terms)
+
+    return refuse
+
+
+def refuse_take(
     run: Run,
+    kind: Kind,
     name: str,
     holder: str,
     token: str,
     beat: str | None = None,
-    reenter: bool = False,
+    reenter: str | None = None,
     process: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> Rows:
-    """The answer to an acquire that changes nothing: granted before, held by another, or its beat is lost."""
-    if rows := run("lease_acquire.granted_before", name=name, token=token):
+    """The answer to an acquire that changes nothing: granted before, held by another, or its beat is lost. Refused when
+    the name is not one of this kind."""
+    if problem := kind_error(kind, name):
+        raise Refused(problem, INVALID)
+    if rows := run("lease_take.granted_before", name=name, token=token):
         return rows
-    if rows := run("lease_acquire.held", name=name, holder=holder, reenter=reenter):
+    if rows := run("lease_take.held", name=name, holder=holder, reenter=_hash(reenter)):
         return rows
-    if beat is not None and (rows := run("lease_acquire.beat_lost", beat=beat, label=(process or {}).get("label"))):
+    if beat is not None and (rows := run("lease_take.beat_lost", beat=beat, label=(process or {}).get("label"))):
         return rows
     return []
 
 
-@call(volatile=True, answer=refuse_acquire)
-def lease_acquire(
+@call(volatile=True, answer=refuses("plain"))
+def lease_acquire(run: Run, **terms: Any) -> Rows:
+    return lease_take(run, "plain", **terms)
+
+
+def lease_take(
     run: Run,
+    kind: Kind,
     name: str,
     holder: str,
     ttl: float,
     token: str,
     beat: str | None = None,
-    reenter: bool = False,
+    reenter: str | None = None,
     at_least: float | None = None,
     solo: bool | None = None,
     session_key: int | None = None,
     process: Mapping[str, Any] | None = None,
 ) -> Rows:
-    """``reenter`` concerns ``refuse_acquire`` alone, which has let this pass."""
-    former = next(iter(run("lease_acquire.former", name=name, beat=beat)), None)
-    [row] = run("lease_acquire.fence")
+    """Take a lease of any kind. Only the calls of the kinds call it, after ``refuse_take`` has let it pass."""
+    former = next(iter(run("lease_take.former", name=name, beat=beat)), None)
+    [row] = run("lease_take.fence")
     status, held_by = "acquired", None
     if former is not None:
         is_reentered, held_by = former["outcome"] == "reentered", former["holder"]
         status = "reentered" if is_reentered else "taken_over"
-        run("lease_acquire.history", name=name, outcome=former["outcome"])
+        run("lease_take.history", name=name, outcome=former["outcome"])
         run("beat.delete_solo", beat=former["beat"])
-        run("lease_acquire.leave_beat", beat=former["beat"], dead=not is_reentered)
+        run("lease_take.leave_beat", beat=former["beat"], dead=not is_reentered)
     beat = os.urandom(16).hex() if beat is None else beat
     columns = _columns(process or {})
-    run("lease_acquire.beat", beat=beat, holder=holder, ttl=ttl, solo=solo, session_key=session_key, **columns)
-    run("lease_acquire.lease", name=name, holder=holder, beat=beat, token=token, fence=row["fence"], at_least=at_least)
-    return run("lease_acquire.granted", name=name, status=status, held_by=held_by)
+    run("lease_take.beat", beat=beat, holder=holder, ttl=ttl, solo=solo, session_key=session_key, **columns)
+    run(
+        "lease_take.lease",
+        name=name, kind=kind, holder=holder, beat=beat, token=token, fence=row["fence"], at_least=at_least,
+        reenter=_hash(reenter),
+    )  # fmt: skip
+    return run("lease_take.granted", name=name, status=status, held_by=held_by)
+
+
+def _hash(secret: str | None) -> bytes | None:
+    if secret is None:
+        return None
+    from hashlib import sha256  # here: rarely needed, and every start would pay for it
+
+    return sha256(secret.encode()).digest()
 
 
 def _columns(process: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +159,7 @@ def _no_lease(run: Run, name: str, **_: Any) -> Rows:
 
 @call(answer=_no_lease)
 def lease_force_release(run: Run, name: str, actor: str, reason: str, **_: Any) -> Rows:
+    run("lease_force_release.audit", name=name, actor=actor, reason=reason)
     run("lease_force_release.history", name=name, actor=actor, reason=reason)
     [lease] = run("lease.beat", name=name)
     run("beat.change", beat=lease["beat"])
@@ -142,15 +178,16 @@ def lease_force_release_if(run: Run, name: str, fence: int, actor: str, reason: 
     return lease_force_release(run, name, actor, reason)
 
 
-def _not_recallable(run: Run, name: str, fence: int) -> Rows:
+def _not_recallable(run: Run, name: str, fence: int, **_: Any) -> Rows:
     return [] if run("lease_recall.lease", name=name, fence=fence) else _done(False)
 
 
 @call(answer=_not_recallable)
-def lease_recall(run: Run, name: str, fence: int) -> Rows:
+def lease_recall(run: Run, name: str, fence: int, actor: str, reason: str) -> Rows:
     rows = run("lease_recall.lease", name=name, fence=fence)
     for row in rows:  # none if it has just expired
         run("lease_recall.want", beat=row["beat"], token=row["token"])
+        run("lease_recall.audit", name=name, actor=actor, reason=reason)
     return _done(rows)
 
 
@@ -169,16 +206,20 @@ def _not_guarded(run: Run, name: str, token: str, **_: Any) -> Rows:
 
 
 @call(answer=_not_guarded)
-def lease_wipe(run: Run, name: str, token: str, keep: str = "[]") -> Rows:
-    """Take away every lease but ``name`` and those in ``keep``, a JSON array."""
-    guards = run("lease.alive", name=name, token=token)
+def lease_wipe(run: Run, name: str, token: str, prefix: str = "") -> Rows:
+    """Take away every lease whose name begins with ``prefix``, but no guard, elector or gate."""
+    guards = run("lease_wipe.kind", name=name, token=token)
     if not guards:  # it has just expired
         return [{"ended": None}]
-    run("lease_wipe.history", name=name, keep=keep, actor=guards[0]["holder"])
-    run("lease_wipe.beats", name=name, keep=keep)
-    run("lease_wipe.solo_beats", name=name, keep=keep)
-    run("lease_wipe.leases", name=name, keep=keep)
-    return [{"ended": changes(run)}]
+    if guards[0]["kind"] != "guard":
+        raise Refused(f"lease {name!r} is not the lease of a guard: nothing is wiped", INVALID)
+    run("lease_wipe.history", name=name, prefix=prefix, actor=guards[0]["holder"])
+    run("lease_wipe.beats", prefix=prefix)
+    run("lease_wipe.solo_beats", prefix=prefix)
+    run("lease_wipe.leases", prefix=prefix)
+    ended = changes(run)
+    run("lease_wipe.audit", name=name, prefix=prefix, ended=ended)
+    return [{"ended": ended}]
 
 
 @call(volatile=True)

@@ -5,11 +5,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 
 from holdfast.errors import AcquireTimeout, HoldfastError, NotAcquired
-from holdfast.names import MAX_TTL, MIN_TTL, OnLost, check_name, check_seconds
+from holdfast.names import MAX_TTL, MIN_TTL, Kind, OnLost, check_name, check_seconds
 
 Failover = Literal["ttl", "session"]
 """Within the package also "owner": by the TTL, or as soon as the owner key of the process is found free twice."""
 OnBeat = Callable[[HoldfastError | None, bool], object]
+MayRenew = Callable[[Callable[[], object]], bool]
 
 
 class LeaseTerms(NamedTuple):
@@ -23,18 +24,27 @@ class LeaseTerms(NamedTuple):
     renew_every: float
     on_lost: OnLost[Any]
     failover: Failover | Literal["owner"]
-    reenter: bool
+    reenter: str | None = None
+    """The secret with which the same holder and role take it over while it is held."""
     on_beat: OnBeat | None = None
     """Called in the background thread after each heartbeat: its error, and whether the lease is lost by it."""
     on_recall: Callable[[], object] | None = None
     """Called in the background thread when an operator asks for the lease back."""
     strict: bool = False
     """Lost with the first heartbeat that fails."""
+    kind: Kind = "plain"
+    may_renew: MayRenew | None = None
+    """Asked in the background thread before each heartbeat. False: not now, but when it calls its argument."""
+
+    @property
+    def statement(self) -> str:
+        """The statement that acquires it."""
+        return {"plain": "lease_acquire", "slot": "slot_claim"}.get(self.kind, f"{self.kind}_acquire")
 
     @property
     def has_own_beat(self) -> bool:
         """Whether it shares no heartbeat with other leases, because it is told of each one."""
-        return self.on_beat is not None or self.strict
+        return self.on_beat is not None or self.strict or self.may_renew is not None
 
     @property
     def brittle(self) -> bool:
@@ -54,6 +64,8 @@ class LeaseTerms(NamedTuple):
         on_lost: OnLost[Any] = "flag",
         failover: Failover = "ttl",
         strict: bool = False,
+        kind: Kind = "plain",
+        reenter: str | None = None,
     ) -> Self:
         ttl = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
         check_on_lost(on_lost)
@@ -78,8 +90,9 @@ class LeaseTerms(NamedTuple):
             ttl / 3 if renew_every is None else renew_every,
             on_lost,
             failover,
-            reenter=holder is not None,
+            reenter=reenter,
             strict=strict,
+            kind=kind,
         )
 
 

@@ -72,7 +72,7 @@ class LockMonitor:
         )
         if entry is None:
             [row] = self._engine.call("audit_begin", {**parameters, "detail": detail})
-        outcome = self._end(pid)
+        outcome = self._end(pid, row["entry"] if entry is None else entry)
         if entry is None:
             self._engine.call("audit_end", {"entry": row["entry"], "outcome": outcome})
         if outcome != ENDED:
@@ -81,12 +81,12 @@ class LockMonitor:
             raise Refused(f"session {pid} was not ended: {outcome.removeprefix('refused: ')}")
         return records
 
-    def _end(self, pid: int) -> str:
+    def _end(self, pid: int, entry: int) -> str:
         """Asked once: a second time it would be gone already, and the answer another."""
         if self._engine.database.dialect == "sqlite":
             return "refused: on SQLite a lock is its process's: end that"
         with self._engine.own_session() as session:
-            [row] = session.call("lock_end_session", {"pid": pid}, CALL_TIMEOUT)
+            [row] = session.call("lock_end_session", {"pid": pid, "entry": entry}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome
 

@@ -71,7 +71,7 @@ class AsyncLockMonitor:
         )
         if entry is None:
             [row] = await self._engine.call("audit_begin", {**parameters, "detail": detail})
-        outcome = await self._end(pid)
+        outcome = await self._end(pid, row["entry"] if entry is None else entry)
         if entry is None:
             await self._engine.call("audit_end", {"entry": row["entry"], "outcome": outcome})
         if outcome != ENDED:
@@ -80,12 +80,12 @@ class AsyncLockMonitor:
             raise Refused(f"session {pid} was not ended: {outcome.removeprefix('refused: ')}")
         return records
 
-    async def _end(self, pid: int) -> str:
+    async def _end(self, pid: int, entry: int) -> str:
         """Asked once: a second time it would be gone already, and the answer another."""
         if self._engine.database.dialect == "sqlite":
             return "refused: on SQLite a lock is its process's: end that"
         async with self._engine.own_session() as session:
-            [row] = await session.call("lock_end_session", {"pid": pid}, CALL_TIMEOUT)
+            [row] = await session.call("lock_end_session", {"pid": pid, "entry": entry}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome
 

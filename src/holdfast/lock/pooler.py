@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.database.postgres import PostgresSession
-from holdfast.database.session_locks import check_session_locks
+from holdfast.database.session_locks import session_locks_exclude
 from holdfast.database.url import Database
 from holdfast.errors import SessionUnsafe, Unanswered
 from holdfast.runtime.clock import now
@@ -26,9 +26,9 @@ def check_that_it_stays(database: Database, session: PostgresSession, deadline: 
             moved = _moves(session, other) or _moves(other, session)
             [still] = session.call("session_open", {}, PROBE)
             if not moved:
-                key = check_session_locks(database, session, other, PROBE)
-                if database.same_as is not None:
-                    _check_same(database, key, database.same_as, deadline)
+                with session_locks_exclude(database, session, other, PROBE) as key:
+                    if database.same_as is not None:
+                        _check_same(database, key, database.same_as, deadline)
         except Unanswered as error:
             if session.pooled:  # kept waiting for the session that our own transaction is in
                 raise _unsafe(database) from error

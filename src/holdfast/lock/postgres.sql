@@ -91,19 +91,21 @@ with advisory as (
                 or exists (select from advisory a where a.granted and a.pid = h.pid and a.pair = h.pair and a.key = h.key)) each
      group by pair, key
 )
-select l.pid, l.pair, l.key, a.application_name, a.state, extract(epoch from a.query_start)::double precision as query_start,
+select l.pid, l.pair, l.key, a.application_name, a.usename::text as role, a.state, extract(epoch from a.query_start)::double precision as query_start,
        n.namespace, n.entity_id, n.name, case l.mode when 'ShareLock' then 'shared' else 'exclusive' end as mode, l.granted,
-       extract(epoch from coalesce(h.since, case when l.granted and a.application_name like 'holdfast:%'
-                                                      and a.query_start > clock_timestamp() - interval '1 second' then a.query_start end)
+       extract(epoch from coalesce(h.since, o.since, case when l.granted and a.application_name like 'holdfast:%'
+                                                               and a.query_start > clock_timestamp() - interval '1 second' then a.query_start end)
               )::double precision as held_since,
-       extract(epoch from clock_timestamp() - coalesce(l.waitstart, h.since, a.query_start))::double precision as duration,
+       extract(epoch from clock_timestamp() - coalesce(l.waitstart, h.since, o.since, a.query_start))::double precision as duration,
        coalesce(q.length, 0) as waiting,
        case when l.granted then '[]' else to_json(pg_blocking_pids(l.pid))::text end as blocked_by
   from advisory l left join pg_stat_activity a on a.pid = l.pid
        left join holds h on l.granted and h.pid = l.pid and h.pair = l.pair and h.key = l.key
        left join queues q on q.pair = l.pair and q.key = l.key
        cross join lateral holdfast.lock_label(l.classid, l.objid, l.objsubid) n
+       -- What a transaction holds until its end, it has held at the earliest since it began.
+       left join lateral (select a.xact_start as since where n.name like 'transaction under %' or n.name like 'acquire of %') o on l.granted
  order by l.granted desc, l.waitstart, l.pid
 
 -- name: lock_end_session
-select holdfast.lock_end_session(:pid::int) as outcome
+select holdfast.lock_end_session(:pid::int, :entry::bigint) as outcome

@@ -16,7 +16,9 @@ class LockRecord:
     """An advisory lock that a session holds or waits for; sessions of other programs included.
 
     A lock by name has ``name``, a lock by ``(namespace, number)`` has ``namespace`` and ``entity_id``. Locks of other
-    programs have no name, and their namespace is a number. A field that this role may not read is None.
+    programs have no name, and their namespace is a number. A transaction that protects a lease, or has acquired one and
+    has not ended, is listed as "transaction under lease x" or "acquire of lease x". A field that this role may not read
+    is None.
     """
 
     pid: int | None
@@ -44,6 +46,8 @@ class LockRecord:
     lock have the same number."""
     blocked_by: tuple[int, ...]
     """The pids that a waiting session waits for: holders, and waiters before it in the queue."""
+    role: str | None = None
+    """The database role of the session. None on SQLite."""
 
     @classmethod
     def _of(cls, row: Mapping[str, Any]) -> LockRecord:

@@ -154,18 +154,22 @@ def check_version(version: object, what: str = "version") -> int:
     return version
 
 
-def check_condition(condition: object) -> tuple[str, int | None]:
-    """The condition's name in the statements, and the version it expects."""
+ABSENT, ANY = 0, -1
+"""Instead of the version that a write expects: the object must not exist; any version, or none."""
+
+
+def check_condition(condition: object) -> int:
+    """The version that the condition expects, ABSENT or ANY."""
     if isinstance(condition, MatchVersion):
-        return "match", check_version(condition.version)
+        return check_version(condition.version)
     if isinstance(condition, MustCreate):
-        return "create", None
+        return ABSENT
     if isinstance(condition, Unconditional):
-        return "any", None
+        return ANY
     raise TypeError(f"condition must be MustCreate(), MatchVersion(version) or Unconditional(), not {condition!r}")
 
 
-def refusal(type: str, id: str, row: Row, expected: int | None) -> HoldfastError:
+def refusal(type: str, id: str, row: Row, expected: int) -> HoldfastError:
     """The error for a write that the database refused with ``row``: AlreadyExists or Conflict."""
     what, current = f"object {id!r} of type {type!r}", row["current"]
     match row["status"]:

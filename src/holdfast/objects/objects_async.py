@@ -1,8 +1,8 @@
 """``client.objects``: compare-and-swap records.
 
 Every write is one statement that compares and swaps, so the database decides between writers, with or without leases.
-When the answer to a write is lost, the statement is repeated with the same token and is never applied twice. An
-unconditional write cannot be repeated safely: it raises an error whose ``certain`` is False.
+When the answer to a write is lost, the statement is repeated with the same token and is not applied twice: on
+PostgreSQL the repeat finds the write of the first sending among the newest 100,000 changes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from holdfast.errors import Conflict, FencedOut, Refused
 from holdfast.names import Unset, check_limit, check_name
 from holdfast.objects.changes import Position
 from holdfast.objects.model import (
+    ABSENT,
     Condition,
     MatchVersion,
     ObjectRecord,
@@ -70,7 +71,7 @@ class AsyncObjects:
         labels are kept unless given. ``tx``: a connection in whose transaction the object is written. ``under``: write
         only while this grant is valid; FencedOut when the lease has passed on.
         """
-        kind, expected = check_condition(condition)
+        expected = check_condition(condition)
         body, raw = encode_payload(payload)
         parameters: Row = {
             "type": check_name(type, "type"),
@@ -78,18 +79,15 @@ class AsyncObjects:
             "body": body,
             "expected": expected,
         }
-        if expected is not None and raw is None and tx is None and name is labels is Unset.UNSET:
-            row = await self._write("object_swap", parameters, None, under, _REPEATED)
+        if expected > ABSENT and raw is None and tx is None and name is labels is Unset.UNSET:
+            row = await self._write("object_swap", parameters, None, under)
         else:
             parameters |= {
-                "raw": raw.hex() if self._on_postgres and raw is not None else raw,
-                "condition": kind,
-                "rename": not isinstance(name, Unset),
-                "name": None if name is None or isinstance(name, Unset) else check_name(name),
+                "raw": f"\\x{raw.hex()}" if self._on_postgres and raw is not None else raw,
+                "name": None if isinstance(name, Unset) else "" if name is None else check_name(name),
                 "labels": None if isinstance(labels, Unset) else check_labels(labels),
             }
-            # Repeating an unconditional write could undo a write in between.
-            row = await self._write("object_put", parameters, tx, under, None if kind == "any" else _REPEATED)
+            row = await self._write("object_put", parameters, tx, under)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord._of(type, row, payload if raw is None else raw, id=id)
@@ -100,7 +98,7 @@ class AsyncObjects:
         """Delete the object if it is at ``version``; Conflict when it is at another one, or does not exist."""
         expected = check_version(version)
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id"), "expected": expected}
-        row = await self._write("object_delete", parameters, tx, under, _REPEATED)
+        row = await self._write("object_delete", parameters, tx, under)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
 
@@ -176,20 +174,15 @@ class AsyncObjects:
         """Adds the token by which a repeated statement recognises its own write. On SQLite no answer is ever lost."""
         return parameters | {"token": os.urandom(16).hex(), "again": False} if self._on_postgres else parameters
 
-    async def _write(
-        self, statement: str, parameters: Row, tx: Any, under: ProofOfLease | None, again: Row | None
-    ) -> Row:
-        """Run the statement in ``tx`` or in a transaction of its own; FencedOut when ``under`` has passed on.
-
-        ``again``: what to add to the parameters when the answer is lost; None: never repeat the statement.
-        """
+    async def _write(self, statement: str, parameters: Row, tx: Any, under: ProofOfLease | None) -> Row:
+        """Run the statement in ``tx`` or in a transaction of its own; FencedOut when ``under`` has passed on."""
         if under is not None:
             under.check()
         lease, token = (None, None) if under is None else (under.name, under.token)
         parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token}
         if tx is None:
             try:
-                [row] = await self._engine.call(statement, parameters, again=again)
+                [row] = await self._engine.call(statement, parameters, again=_REPEATED)
             except Refused as error:
                 if under is None or error.sqlstate != SQLSTATE:
                     raise

@@ -1,19 +1,20 @@
 -- name: object_put
 -- Explicit casts to types that every database driver knows, because this also runs on the user's own connection. The function
 -- is in the select list: in FROM its rows would be materialized first.
-select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels, (r).current, (r).owner from (select holdfast.object_put(
-    cast(:type as text), cast(:id as text), cast(:body as text), cast(:raw as text), cast(:condition as text), cast(:expected as bigint),
-    cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),
-    cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean)) as r) as put
+select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels::text, (r).current, (r).owner
+  from (select holdfast.object_put_if(
+    cast(:type as text), cast(:id as text), cast(:body as text), cast(:expected as bigint), cast(:name as text),
+    cast(cast(:labels as text) as jsonb), cast(cast(:raw as text) as bytea), cast(:lease as text),
+    cast(cast(:lease_token as text) as uuid), cast(cast(:token as text) as uuid), cast(:again as boolean), cast(:late as boolean)) as r) as put
 
 -- name: object_swap
 select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels, (r).current from (select holdfast.object_swap(
     :type, :id, :body, :expected::bigint, :token::uuid, :again::boolean, :lease, :lease_token::uuid) as r) as swap
 
 -- name: object_delete
-select status, current from holdfast.object_delete(
-    cast(:type as text), cast(:id as text), cast(:expected as bigint), cast(cast(:token as text) as uuid), cast(:again as boolean),
-    cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean))
+select status, current from holdfast.object_delete_if(
+    cast(:type as text), cast(:id as text), cast(:expected as bigint), cast(:lease as text), cast(cast(:lease_token as text) as uuid),
+    cast(cast(:token as text) as uuid), cast(:again as boolean), cast(:late as boolean))
 
 -- name: object_get
 select name, body, raw, labels, version, created_at, updated_at from holdfast.object_get(:type, :id)

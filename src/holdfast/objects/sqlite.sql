@@ -13,19 +13,19 @@ select 1 from holdfast_live where name = :lease and token = :lease_token;
 
 -- name: object_put.upsert
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
-select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), place << 13 | (random() & 8191), {now}, {now} from holdfast_object_next
- where (:condition <> 'match' or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
+select :type, :id, nullif(:name, ''), :body, :raw, coalesce(:labels, '{}'), place << 13 | (random() & 8191), {now}, {now} from holdfast_object_next
+ where (:expected < 1 or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
     on conflict (type, id) do update set body = excluded.body, raw = excluded.raw, version = excluded.version, updated_at = excluded.updated_at,
-       name = case when :rename then excluded.name else name end, labels = coalesce(:labels, labels)
- where :condition <> 'create'
+       name = case when :name is null then name else excluded.name end, labels = coalesce(:labels, labels)
+ where :expected <> 0
 returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
 
 -- name: object_put.refused
-select case when :condition = 'create' then 'exists' else 'conflict' end as status, version as current, null as owner
+select case when :expected = 0 then 'exists' else 'conflict' end as status, version as current, null as owner
   from (select 1) left join holdfast_object on type = :type and id = :id
- where :condition = 'create' and version is not null or :condition = 'match' and version is not :expected;
+ where :expected >= 0 and coalesce(version, 0) <> :expected;
 
 -- name: object_put.taken
 select 'taken' as status, version as current, id as owner from holdfast_object where type = :type and name = :name and id <> :id;

@@ -27,7 +27,6 @@ def object_put(
     run: Run,
     type: str,
     id: str,
-    condition: str | None = None,
     expected: int | None = None,
     name: str | None = None,
     lease: str | None = None,
@@ -36,7 +35,7 @@ def object_put(
 ) -> Rows:
     if _is_fenced(run, lease, lease_token):
         return [{"status": "fenced"}]
-    rows = run("object_put.refused", type=type, id=id, condition=condition, expected=expected)
+    rows = run("object_put.refused", type=type, id=id, expected=expected)
     return rows or run("object_put.taken", type=type, id=id, name=name)
 
 

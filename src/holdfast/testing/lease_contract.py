@@ -289,10 +289,11 @@ class LeaseContract:
                 assert grant.lost, f"two holders: {grant} and {heir}"
         pytest.fail(f"a lease that its holder renews was lost with a TTL of {OUTLIVED[-1]:g} s")
 
-    def test_the_same_explicit_holder_re_enters(self, connect: Connect, url: str) -> None:
-        first, second = connect(url), connect(url)
-        old = first.lease("import", ttl=LONG, holder="op-7", renew_every=SOON).acquire()
-        new = second.lease("import", ttl=LONG, holder="op-7").acquire()
+    def test_the_same_explicit_holder_re_enters_with_its_secret(self, connect: Connect, url: str) -> None:
+        first, second, secret = connect(url), connect(url), "a long random text"
+        old = first.lease("import", ttl=LONG, holder="op-7", renew_every=SOON, reenter=secret).acquire()
+        assert second.lease("import", ttl=LONG, holder="op-7").try_acquire() is None
+        new = second.lease("import", ttl=LONG, holder="op-7", reenter=secret).acquire()
         assert new.token != old.token
         assert new.fence > old.fence
         until(lambda: old.lost, what="the heartbeat reports that the old grant is lost")

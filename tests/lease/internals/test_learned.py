@@ -189,7 +189,7 @@ def test_history_is_left_to_others_by_whoever_keeps_a_snapshot(postgres_url: str
         token = mine.execute("select token from holdfast.lease_acquire('import', 'cron', 30)").fetchone()
         query(postgres_url, "delete from holdfast.history")
         query(postgres_url, "select setval(pg_get_serial_sequence('holdfast.history', 'id'), 20099)")
-        assert mine.execute("select holdfast.lease_release('import', %s)", token).fetchone() == (True,)
+        assert mine.execute("select holdfast.lease_release('import', null, %s)", token).fetchone() == (True,)
         assert mine.execute("select max(id) from holdfast.history").fetchone() == (20100,)
 
 

@@ -47,10 +47,12 @@ class Held:
     fence: int
     keep_until: float
     kept: bool = False
+    secret: str | None = None
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Two explicit holders, who may re-enter, and three default ones; beats of one lease alone and shared ones."""
+    """Two explicit holders, who may re-enter with one of two secrets, and three default ones; beats of one lease
+    alone and shared ones."""
 
     def __init__(self, raw: Raw) -> None:
         super().__init__()
@@ -116,7 +118,13 @@ class LeaseMachine(RuleBasedStateMachine):
             beat, ttl = self.shared[way % len(self.shared)]
         label = f"explicit {holder}" if holder < 2 else f"default {holder}"
         request = acquisition(
-            name, label, ttl=ttl, at_least=at_least, reenter=holder < 2, beat=beat, solo=beat is None and not way % 2
+            name,
+            label,
+            ttl=ttl,
+            at_least=at_least,
+            reenter=f"secret {way % 2}" if holder < 2 else None,
+            beat=beat,
+            solo=beat is None and not way % 2,
         )
         if beat in self.beats and way % 2:
             request["process"] = None
@@ -152,7 +160,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return request["beat"] is not None and (request["process"] is None or request["beat"] in self.beats)
 
     def reenters(self, held: Held, request: Row) -> bool:
-        return bool(request["reenter"] and held.holder == request["holder"])
+        return request["reenter"] is not None and (held.holder, held.secret) == (request["holder"], request["reenter"])
 
     def granted(self, request: Row, row: Row) -> None:
         name, held = request["name"], self.leases.get(request["name"])
@@ -174,7 +182,9 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.shared.append((row["beat"], request["ttl"]))
         assert row["remaining"] == pytest.approx(self.beats[row["beat"]].expires - self.now, abs=150)
         keep = self.now + request["at_least"] if request["at_least"] else 0.0
-        self.leases[name] = Held(request["holder"], request["token"], row["beat"], row["fence"], keep)
+        self.leases[name] = Held(
+            request["holder"], request["token"], row["beat"], row["fence"], keep, secret=request["reenter"]
+        )  # fmt: skip
 
     @rule(pick=picks)
     def renew(self, pick: int) -> None:

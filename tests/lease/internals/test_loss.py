@@ -47,11 +47,12 @@ def cancelling() -> int:
 def test_a_twin_of_the_same_holder_takes_it_and_the_first_learns(connect: Callable[..., Any], either: str) -> None:
     """A service that starts under its own name while its old process still lives."""
     client = connect(either)
-    first = client.lease("a", **FAST, holder="service").acquire()
+    first = client.lease("a", **FAST, holder="service", reenter="our secret").acquire()
     bystander = client.lease("b", **FAST).acquire()
     program = """
     import sys, holdfast
-    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=600, holder="service") as grant:
+    client = holdfast.Client(sys.argv[1])
+    with client, client.lease("a", ttl=600, holder="service", reenter="our secret") as grant:
         print(grant.fence)
         input()
         grant.check()

@@ -30,8 +30,8 @@ def add_leases(url: str, like: str) -> None:
     """Many more on the beat of that one, as if the same process had acquired them."""
     query(
         url,
-        "insert into holdfast.lease select 'lease-' || i, holder, beat, gen_random_uuid(), fence, acquired_at, null"
-        f" from holdfast.lease, generate_series(1, {MANY}) i where name = %s",
+        "insert into holdfast.lease select 'lease-' || i, holder, beat, gen_random_uuid(), fence, acquired_at, null,"
+        f" false, kind, role from holdfast.lease, generate_series(1, {MANY}) i where name = %s",
         like,
     )
     assert rows(url)["lease"] > MANY
@@ -65,7 +65,7 @@ def test_a_wipe_takes_all_of_them_away_and_tells_their_holder(url: str) -> None:
     with holdfast.Client(url) as client, holdfast.Client(url) as operator:
         grant = client.lease("a", ttl=600, renew_every=0.2).acquire()
         add_leases(url, "a")
-        guard = operator.lease("guard", ttl=500).acquire()
+        guard = operator._guard_lease("guard", ttl=500).acquire()
         assert operator.leases.wipe(guard) == MANY + 1
         assert [each.name for each in operator.leases.list()] == ["guard"]
         eventually(lambda: grant.lost, "the holder learns of it with its next heartbeat")

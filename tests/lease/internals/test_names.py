@@ -106,7 +106,7 @@ def test_a_refusal_after_waiting_is_a_timeout_too() -> None:
 
 
 def test_a_record_has_aware_times_and_no_token() -> None:
-    row = {"name": "x", "holder": "h", "fence": 1, "acquired_at": 0.5, "expires_at": 60.0}
+    row = {"name": "x", "kind": "plain", "holder": "h", "fence": 1, "acquired_at": 0.5, "expires_at": 60.0}
     record = LeaseRecord._of(row | {"host": None, "pid": 3, "info": '{"a": 1}', "remaining": 1.0, "waiting": 0})
     assert record.acquired_at == datetime(1970, 1, 1, 0, 0, 0, 500000, tzinfo=UTC)
     assert record.info == {"a": 1}

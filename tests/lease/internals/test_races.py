@@ -146,13 +146,13 @@ def test_forced_release_renewal_and_acquire_never_deadlock(arena: Arena, force: 
     if arena.setup.sqlite and force == FORCE_AND_WAIT:
         force = "lease_force_release"  # one writer at a time: there is no other form
     for name in rounds(arena, 60):
-        old = arena.setup.acquire(name, "same", solo=arena.random.random() < 0.5)
+        old = arena.setup.acquire(name, "same", solo=arena.random.random() < 0.5, reenter="secret")
         if arena.random.random() < 0.3:
             arena.expire_soon()
         [renewed], forced, [row] = arena.at_once(
             ("lease_renew", {"name": name, "token": old["token"]}),
             (force, {"name": name, "actor": "operator", "reason": "test"}),
-            ("lease_acquire", acquisition(name, "same", reenter=True)),
+            ("lease_acquire", acquisition(name, "same", reenter="secret")),
         )
         assert force != FORCE_AND_WAIT or not isinstance(forced, Refused), forced
         gone = (not refused_a_busy_row(forced) and forced[0]["done"]) or row["fence"] is not None
@@ -190,12 +190,12 @@ declare
     got record;
 begin
     while clock_timestamp() < finish or (select last_value from grants_id_seq) <= 200 loop
-        select * into got from holdfast.lease_acquire('one name', 'client ' || client, 30, reenter => false);
+        select * into got from holdfast.lease_acquire('one name', 'client ' || client, 30);
         commit;
         if got.fence is not null then
             insert into grants (fence, client) values (got.fence, client);
             commit;
-            perform holdfast.lease_release('one name', got.token);
+            perform holdfast.lease_release('one name', null, got.token);
             commit;
         end if;
     end loop;
@@ -228,7 +228,8 @@ def test_a_fence_drawn_before_the_row_was_ours_is_drawn_again(postgres_url: str)
         ThreadPoolExecutor(1) as pool,
     ):
         before.execute(
-            "insert into holdfast.lease values ('a', 'b', gen_random_uuid(), gen_random_uuid(), 0, clock_timestamp())"
+            "insert into holdfast.lease (name, holder, beat, token, fence, acquired_at, kind, role)"
+            " values ('a', 'b', gen_random_uuid(), gen_random_uuid(), 0, clock_timestamp(), 'plain', 'b')"
         )
         acquire = "select fence from holdfast.lease_acquire('a', 'c', 30)"
         acquiring = pool.submit(lambda: after.execute(acquire).fetchall())

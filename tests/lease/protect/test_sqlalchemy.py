@@ -158,3 +158,21 @@ async def test_run_sync_inside_an_async_session_is_part_of_the_transaction(url: 
         with pytest.raises(FencedOut, match=grant.name):
             await session.commit()
     assert ask(url, f"select what from {table}") == []
+
+
+@pytest.mark.parametrize("at", ["start", "commit"])
+def test_a_driver_that_writes_parameters_into_statements_writes_no_token(
+    url: str, client: holdfast.Client, at: Any
+) -> None:
+    """Other sessions of the role can read the statement; in their transactions it proves nothing."""
+    grant = client.lease(new_name()).acquire()
+    engine = sqlalchemy.create_engine(url.replace("://", "+psycopg2://", 1), poolclass=NullPool)
+    with engine.connect() as mine, psycopg.connect(url, autocommit=True) as other:
+        assert grant.protect(mine, at=at) == grant.fence
+        pid = mine.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+        [(statement,)] = other.execute("select query from pg_stat_activity where pid = %s", [pid]).fetchall()
+        assert "lease_protect" in statement
+        assert grant.token not in statement
+        with pytest.raises(FencedOut), other.transaction():
+            other.execute(statement.encode())
+    engine.dispose()

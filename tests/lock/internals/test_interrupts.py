@@ -339,8 +339,11 @@ def test_a_writer_interrupted_anywhere_behind_a_reader_leaves_no_lock_and_its_fo
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])
-def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none_silently(either: str, how: str) -> None:
+def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none_silently(
+    either: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Be it in the task, or in what hears the answer: the task ends, and the session serves whoever comes next."""
+    monkeypatch.setattr(executor_async, "SWEEP", 0.05)  # it finds what an interrupt has left
     loop = asyncio.new_event_loop()
 
     def run(work: Any) -> Any:
@@ -680,10 +683,13 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing_silently(either: str) -> None:
+def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing_silently(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five tasks ask at once, two of them for one key, and one for a key that another client has: whoever the interrupt
     hits, be it in the task that asks or in what hears the answers, all others have theirs when the loop goes on, or an
     error that tells of the interrupt."""
+    monkeypatch.setattr(executor_async, "SWEEP", 0.05)
     loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(either)
     wrong: list[Any] = []
     loop.set_exception_handler(lambda _, context: wrong.append(context))

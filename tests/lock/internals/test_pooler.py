@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.database.postgres import PostgresSession
 from holdfast.lock import pooler as detection
 from holdfast.testing import Pooler
 from tests.conftest import fresh
@@ -61,6 +62,21 @@ def test_a_direct_url_beside_the_pooler(connect: Connect, pooled_url: str, postg
         assert other.lock(("agent", 7)).try_acquire() is None
         lease.check()
     assert other.lock("a").try_acquire() is not None
+
+
+def test_a_listing_does_not_show_the_key_of_the_check(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second session of the check is still open here: a server may notice late that it was closed."""
+    sessions: list[PostgresSession] = []
+    client = connect(postgres_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresSession, "close", lambda session: sessions.append(session))
+        with client.lock("a"):
+            assert [each.name for each in client.locks.list()] == ["a"]
+    assert sessions
+    for session in sessions:
+        session.close()
 
 
 @needs_pgbouncer

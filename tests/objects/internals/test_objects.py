@@ -131,17 +131,6 @@ def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: s
         ]
 
 
-def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgres_url: str) -> None:
-    """Repeated, it could overwrite another write: it compares nothing."""
-    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
-        client.objects.put_if("box", "b-1", 1, MustCreate())
-        proxy.cut()
-        with pytest.raises(holdfast.EngineError):
-            client.objects.put_if("box", "b-1", 2, Unconditional())
-        client.objects.put_if("box", "b-1", 3, Unconditional())
-        assert client.objects.get("box", "b-1").payload == 3  # type: ignore[union-attr]
-
-
 def test_of_many_records_only_those_are_read_that_are_asked_for(postgres_url: str) -> None:
     """Of a table that has just been filled there are no statistics yet. Where a page or a trim reads all of
     it, a sweep costs the square of what there is."""
@@ -161,10 +150,9 @@ def test_of_many_records_only_those_are_read_that_are_asked_for(postgres_url: st
 
 
 def test_a_payload_is_text_or_bytes_for_whoever_calls_the_function(postgres_url: str) -> None:
-    rest = "'any', null, false, null, null, null, false, null, null, false"
-    for wrong in ("null, null", "'1', '00'"):
+    for wrong in ("null, -1", "'1', -1, raw => '\\x00'"):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="either text or bytes"):
-            query(postgres_url, f"select holdfast.object_put('box', 'b-1', {wrong}, {rest})")
+            query(postgres_url, f"select holdfast.object_put_if('box', 'b-1', {wrong})")
     assert query(postgres_url, "select count(*) from holdfast.object") == [(0,)]
 
 

@@ -133,7 +133,7 @@ def test_an_open_transaction_delays_nobody_else(
 
     def release_from_sql() -> None:
         with psycopg.connect(url) as waiting:
-            waiting.execute("select holdfast.lease_release(%s, %s::uuid)", [name, grant.token])
+            waiting.execute("select holdfast.lease_release(%s, null, %s::uuid)", [name, grant.token])
 
     with ThreadPoolExecutor(3) as pool, holdfast.Client(url) as bystander:
         from_sql = pool.submit(release_from_sql)
