@@ -1,0 +1,1 @@
+"""Schedules: a job runs once a slot, however many replicas there are."""
