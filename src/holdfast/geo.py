@@ -1,24 +1,27 @@
 """Masks GeoJSON with H3 cells, and finds payloads that are not masked.
 
-A masked Feature has the outline of an H3 cell as its geometry and names the cell in its property ``h3``. It reveals its
-position in no other way: not by a bounding box, not by a finer cell, and not by a property with coordinates. Such
-properties are recognised by their name (lat, lon, easting, bbox, wkt, geohash, …) and by their value (a pair of numbers
-with decimals, WKT, WKB in hexadecimal, GeoJSON, also inside a text). Other text that reveals a position, such as an
-address, is not recognised.
+A masked Feature has the outline of an H3 cell as its geometry, names the cell in its property ``h3``, and has no other
+property than those that the caller names. A named property is still dropped when its name (lat, easting, bbox, wkt, …)
+or its value (coordinates, WKT, WKB, GeoJSON, also inside a text) reveals a position. Text such as an address is not
+recognised: a property that may contain one must not be named.
 
 h3 comes with the ``geo`` extra and is imported by the first call.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["is_masked", "mask_h3"]
 
@@ -33,54 +36,67 @@ _GEOMETRIES = frozenset(
 _GEOJSON_TYPES = _GEOMETRIES | {"Feature", "FeatureCollection"}
 _POSITION_NAMES = frozenset(
     """lat latitude lon lng longitude easting northing bbox wkt wkb geom geometry coord coords coordinate coordinates
-    geohash geojson mgrs utm olc pluscode""".split()  # noqa: SIM905
+    geohash geojson mgrs utm olc pluscode breite breitengrad laenge laengengrad latitud longitud""".split()  # noqa: SIM905
 )
 _POSITION_NAMES_OF_NUMBERS = frozenset({"x", "y", "long", "east", "north"})
 """Names that mean a position only if the value is a number."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _COORDINATES = re.compile(
-    r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\("
+    r"\d{1,3}\.\d{3,}\D{1,12}\d{1,3}\.\d{3,}|\d{1,3},\d{4,}\D{1,12}\d{1,3},\d{4,}"  # with points or commas
+    r"|\d{1,3}\s*°\s*\d{1,2}\s*['\u2032]"  # degrees and minutes
+    r"|\b[23456789CFGHJMPQRVWX]{4,8}\+[23456789CFGHJMPQRVWX]{2,}"  # a plus code
+    r"|\b\d{1,2}[C-HJ-NP-X]\s?[A-HJ-NP-Z]{2}\s?\d{2,5}\s?\d{2,5}\b"  # MGRS
+    r"|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\("
     r"|(?<![0-9a-f])(?:010[1-7]0000[02468ace]0|00[02468ace]000000[1-7])[0-9a-f]{32}",  # WKB of either byte order
     re.IGNORECASE,
 )
+_DECIMAL = re.compile(r"\s*[+-]?\d{1,3}\.\d+\s*")
 _CELL_ID = re.compile(r"(?<![0-9a-f])0?8[0-9a-f]{14}(?![0-9a-f])", re.IGNORECASE)
 """Candidates for a cell. A longer hexadecimal number, such as a hash, is none."""
 
 LngLat = tuple[float, float]
 
 
-def mask_h3(geojson: Mapping[str, Any], resolution: int) -> dict[str, Any]:
+def mask_h3(geojson: Mapping[str, Any], resolution: int, *, properties: Collection[str] = ()) -> dict[str, Any]:
     """A FeatureCollection with one Feature for every H3 cell that a geometry of ``geojson`` touches.
 
-    Properties are kept, except those that reveal a position. ``resolution``: 0 (the coarsest) to 15. A Feature that is
-    already masked, with a cell of this resolution or a coarser one, is kept.
+    Of the properties only the named ones are kept, and of these only those that do not reveal a position.
+    ``resolution``: 0 (the coarsest) to 15. A Feature that is already masked, with a cell of this resolution or a
+    coarser one, is kept.
     """
     h3, features = _import_h3(), []
     _check_resolution(resolution)
-    for geometry, properties, path in _geometries(geojson, "geojson"):
-        kept = {name: value for name, value in properties.items() if not _reveals_position(h3, name, value, resolution)}
-        cell = kept.pop(CELL, None)
+    _check_names(properties)
+    for geometry, all_properties, path in _geometries(geojson, "geojson"):
+        cell = all_properties.get(CELL)
+        kept = {
+            name: value
+            for name, value in all_properties.items()
+            if name in properties and name != CELL and not _reveals_position(h3, name, value, resolution)
+        }
         if geometry is None:
             features.append(_feature(None, kept))
         elif _is_cell(h3, cell, geometry, resolution):
-            features.append(_feature(_outline(h3, cell), {**kept, CELL: cell}))
+            features.append(_feature(dict(geometry), {**kept, CELL: cell}))
         else:
             cells = sorted(_cells_of(h3, geometry, resolution, path))
             features += [_feature(_outline(h3, cell), {**kept, CELL: cell}) for cell in cells]
     return {"type": "FeatureCollection", "features": features}
 
 
-def is_masked(geojson: Mapping[str, Any], resolution: int) -> bool:
-    """Whether positions are given by H3 cells alone, of this resolution or a coarser one, as ``mask_h3`` does it."""
+def is_masked(geojson: Mapping[str, Any], resolution: int, *, properties: Collection[str] = ()) -> bool:
+    """Whether positions are given by H3 cells alone, of this resolution or a coarser one, as ``mask_h3`` does it, and
+    there is no property that is not named."""
     _check_resolution(resolution)
-    return next(_exposures(_import_h3(), geojson, resolution, "geojson"), None) is None
+    _check_names(properties)
+    return next(_exposures(_import_h3(), geojson, resolution, properties, "geojson"), None) is None
 
 
-def find_exposure(payload: object, resolution: int) -> str | None:
-    """Why a payload reveals more than cells of ``resolution``, or contains no GeoJSON at all; None when it may be
-    written."""
+def find_exposure(payload: object, resolution: int, properties: Collection[str] = ()) -> str | None:
+    """Why a payload reveals more than cells of ``resolution`` and the named properties, or contains no GeoJSON at all;
+    None when it may be written."""
     h3, counter = _import_h3(), [0]
-    exposures = list(_scan(h3, payload, resolution, "payload", counter))
+    exposures = list(_scan(h3, payload, resolution, properties, "payload", counter))
     if exposures:
         return "; ".join(exposures[:3]) + (f"; and {len(exposures) - 3} more" if len(exposures) > 3 else "")
     return None if counter[0] else "there is no GeoJSON in its payload"
@@ -89,12 +105,14 @@ def find_exposure(payload: object, resolution: int) -> str | None:
 # Where a value reveals a position
 
 
-def _scan(h3: Any, value: object, resolution: int, path: str, counter: list[int]) -> Iterator[str]:
+def _scan(
+    h3: Any, value: object, resolution: int, properties: Collection[str], path: str, counter: list[int]
+) -> Iterator[str]:
     """The exposures in any value. ``counter[0]`` counts the GeoJSON objects in it. ValueError when a GeoJSON object has
     members of the wrong type."""
     if isinstance(value, Mapping) and value.get("type") in _GEOJSON_TYPES:
         counter[0] += 1
-        yield from _exposures(h3, value, resolution, path)
+        yield from _exposures(h3, value, resolution, properties, path)
     elif isinstance(value, Mapping | list | tuple):
         members = value.items() if isinstance(value, Mapping) else enumerate(value)
         # A member with a mapping inside may be masked GeoJSON: it is scanned in its turn, not tested as a whole. For a
@@ -108,10 +126,10 @@ def _scan(h3: Any, value: object, resolution: int, path: str, counter: list[int]
             ):
                 yield f"{below} reveals a position"
             elif isinstance(member, Mapping | list | tuple):
-                yield from _scan(h3, member, resolution, below, counter)
+                yield from _scan(h3, member, resolution, properties, below, counter)
 
 
-def _exposures(h3: Any, value: object, resolution: int, path: str) -> Iterator[str]:
+def _exposures(h3: Any, value: object, resolution: int, named: Collection[str], path: str) -> Iterator[str]:
     """Why GeoJSON is not masked, each with the path to it."""
     if not isinstance(value, Mapping) or value.get("type") not in _GEOJSON_TYPES:
         yield f"{path} is not GeoJSON"
@@ -125,11 +143,13 @@ def _exposures(h3: Any, value: object, resolution: int, path: str) -> Iterator[s
             yield f"{path}.{name} reveals a position"
     if value["type"] == "FeatureCollection":
         for index, feature in enumerate(_as_list(value.get("features"), f"{path}.features")):
-            yield from _exposures(h3, feature, resolution, f"{path}.features[{index}]")
+            yield from _exposures(h3, feature, resolution, named, f"{path}.features[{index}]")
         return
     properties = _as_mapping(value.get("properties") or {}, f"{path}.properties")
     for name, member in properties.items():
-        if name != CELL and _reveals_position(h3, name, member, resolution):
+        if name != CELL and name not in named:
+            yield f"{path}.properties.{name} is not among the properties that may be written"
+        elif name != CELL and _reveals_position(h3, name, member, resolution):
             yield f"{path}.properties.{name} reveals a position"
     geometry, cell = value.get("geometry"), properties.get(CELL)
     if (geometry is not None or cell is not None) and not _is_cell(h3, cell, geometry, resolution):
@@ -152,13 +172,16 @@ def _reveals_position(h3: Any, name: object, value: object, resolution: int, *, 
             h3, "", raw.decode("latin-1"), resolution
         )
     if isinstance(value, str):
-        return _text_reveals_position(h3, value, resolution) or _reveals_position(
+        return any(_text_reveals_position(h3, text, resolution) for text in _readings(value)) or _reveals_position(
             h3, "", _parse_json(value), resolution
         )
     if isinstance(value, int):
         return _text_reveals_position(h3, f"{value:x}", resolution)
     if isinstance(value, Mapping):
-        return deep and any(_reveals_position(h3, key, member, resolution) for key, member in value.items())
+        has_pair = any(_is_precise(one) and _is_precise(other) for one, other in pairwise(value.values()))
+        return has_pair or (
+            deep and any(_reveals_position(h3, key, member, resolution) for key, member in value.items())
+        )
     if isinstance(value, list | tuple | AbstractSet):
         has_pair = any(_is_degrees(one) and _is_degrees(other) for one, other in pairwise(value))
         return has_pair or (deep and any(_reveals_position(h3, "", member, resolution) for member in value))
@@ -171,8 +194,27 @@ def _text_reveals_position(h3: Any, text: str, resolution: int) -> bool:
     return any(h3.get_resolution(cell) > resolution for cell in cells) or _COORDINATES.search(text) is not None
 
 
+def _readings(text: str) -> Iterator[str]:
+    """The text, and what it contains in another encoding: URL-encoded text, the hexadecimal form of base64, and of a
+    decimal number."""
+    yield text
+    if "%" in text:
+        yield unquote(text)
+    if text.isdecimal() and len(text) < 30:
+        yield f"{int(text):x}"
+    with suppress(binascii.Error, ValueError):
+        yield base64.b64decode(text, validate=True).hex()
+
+
 def _is_degrees(value: object) -> bool:
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        value = float(value)
     return isinstance(value, float | Decimal) and abs(float(value)) <= 180 and bool(value % 1)
+
+
+def _is_precise(value: object) -> bool:
+    """Whether it may be degrees, with three decimals or more. Other numbers stand beside each other by chance."""
+    return _is_degrees(value) and len(str(value).partition(".")[2].strip()) >= 3
 
 
 def _parse_json(text: str) -> object:
@@ -326,6 +368,11 @@ def _check_count(cells: float, resolution: int, path: str) -> None:
 def _check_resolution(resolution: object) -> None:
     if isinstance(resolution, bool) or not isinstance(resolution, int) or not 0 <= resolution <= 15:
         raise ValueError(f"resolution must be a whole number from 0 (the coarsest) to 15, not {resolution!r}")
+
+
+def _check_names(properties: object) -> None:
+    if isinstance(properties, str) or not isinstance(properties, Collection):
+        raise ValueError(f"properties must be a list of names, such as ['kind'], not {properties!r}")
 
 
 def _import_h3() -> Any:

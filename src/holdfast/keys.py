@@ -9,7 +9,7 @@ as they could if their parts were just concatenated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cached_property
@@ -22,6 +22,7 @@ from holdfast.names import check_name
 
 MOST_SHARDS = 1024
 _HEX = frozenset("0123456789abcdef")
+_EMPTY: Mapping[str, Any] = {}
 _NO_PARAMS = canonical.digest({})
 _LOCK_PREFIX = 7847
 """The first 16 bits of the locks of operations, as ``lock_label`` in the database knows them."""
@@ -33,13 +34,38 @@ _MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
 """A Monday, at midnight. Spans are counted from it, so weeks begin on Monday and days at midnight."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+class _HashedParams(Mapping[str, Any]):
+    """Parameters of which only the hash is known. In the field ``params``, so that ``dataclasses.replace`` keeps the
+    hash as long as it keeps the parameters, and drops it with them."""
+
+    def __init__(self, params_hash: str) -> None:
+        if not isinstance(params_hash, str):
+            raise TypeError(f"params_hash must be a str, not {type(params_hash).__name__}")
+        if len(params_hash) != 64 or not set(params_hash) <= _HEX:
+            raise ValueError(f"params_hash must be a sha256 of 64 digits 0-9 and a-f, not {params_hash!r:.80}")
+        self.params_hash = str(params_hash)
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"<sha256 {self.params_hash}>"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, init=False)
 class OperationKey:
     """One logical operation: equal keys are the same operation, which takes effect once.
 
     ``version`` of the code, ``checksum`` of its input, ``params`` it runs with, ``bucket``: the span of time that it is
-    for. Another value of any of these makes another operation. ``shards``: over how many locks the keys of one dataset
-    and operation are spread; it is not a part of the identity, and may be changed later.
+    for. Another value of any of these makes another operation. ``params_hash`` in place of ``params``: their sha256, as
+    hex, from a caller that has no more than that. ``shards``: over how many locks the keys of one dataset and operation
+    are spread; it is not a part of the identity, and may be changed later.
     """
 
     pipeline: str
@@ -55,6 +81,23 @@ class OperationKey:
     digest: str = field(init=False, repr=False)
     """sha256, as hex: identifies the operation in the log."""
 
+    def __init__(
+        self, *, pipeline: str, task: str, dataset: str, operation: str, version: str | None = None,
+        checksum: str | None = None, params: Mapping[str, Any] = _EMPTY, bucket: str | None = None, shards: int = 1,
+        params_hash: str | None = None,
+    ) -> None:  # fmt: skip
+        if params_hash is not None:
+            if params is not _EMPTY:
+                raise ValueError("params and params_hash exclude each other: pass one of them")
+            params = _HashedParams(params_hash)
+        elif params is _EMPTY:
+            params = {}
+        self.__dict__.update(
+            pipeline=pipeline, task=task, dataset=dataset, operation=operation, version=version, checksum=checksum,
+            params=params, bucket=bucket, shards=shards,
+        )  # fmt: skip
+        self.__post_init__()
+
     def __post_init__(self) -> None:
         for name, part in zip(_NAMES, _parts(self), strict=True):
             if (part is not None or name in _NEEDED) and (text := check_name(part, name)) is not part:
@@ -62,7 +105,10 @@ class OperationKey:
         _check_shards(self.shards)
         if not isinstance(self.params, Mapping):
             raise TypeError(f"params must be a dict, not {type(self.params).__name__}")
-        params_hash = canonical.digest(self.params, "params") if self.params else _NO_PARAMS
+        if isinstance(self.params, _HashedParams):
+            params_hash = self.params.params_hash
+        else:
+            params_hash = canonical.digest(self.params, "params") if self.params else _NO_PARAMS
         object.__setattr__(self, "params_hash", params_hash)
         object.__setattr__(self, "digest", digest_of(*_parts(self), params_hash))
 

@@ -1,13 +1,19 @@
-"""``client.audit.list``, on every engine and in both flavours."""
+"""``client.audit.list``, on every engine and in both flavours; on SQLite, acts and their entries."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+import holdfast
+from tests.lineage.recording_sink import RecordingSink
+
 Connect = Callable[..., Any]
+JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
 
 
 def test_the_latest_of_one_action_or_actor_are_listed_however_many_others_came_later(
@@ -28,3 +34,53 @@ def test_the_latest_of_one_action_or_actor_are_listed_however_many_others_came_l
     for options, argument in (({"action": ""}, "action"), ({"actor": "a\nb"}, "actor"), ({"limit": 0}, "limit")):
         with pytest.raises(ValueError, match=argument):
             listed(**options)
+
+
+ACTS: dict[str, Callable[[Any, Any], object]] = {
+    "lease_recall": lambda client, grant: client.leases.recall("held", fence=grant.fence, **JANE),
+    "lease_force_release": lambda client, grant: client.leases.force_release("held", **JANE),
+    "operation_reset": lambda client, grant: client.operations.reset("done", **JANE),
+    "operation_complete": lambda client, grant: client.operations.complete("failed", 7, **JANE),
+    "operation_rollback": lambda client, grant: client.operations.rollback("undone", **JANE),
+    "review_decide": lambda client, grant: client.reviews.approve(client.reviews.list()[0].id, **JANE),
+    "relay_remove": lambda client, grant: client.relays.remove("r", **JANE),
+    "lease_wipe": lambda client, grant: client.leases.wipe(grant),
+}
+
+
+def fails() -> None:
+    raise OSError("no answer")
+
+
+def state(file: sqlite3.Connection) -> list[Any]:
+    tables = [f"holdfast_{name}" for name in ("audit", "review", "relay", "idempotency_log")]
+    queries = [f"select * from {table}" for table in tables]
+    queries += ["select wanted from holdfast_beat b join holdfast_lease l on l.beat = b.id where name = 'held'"]
+    return [file.execute(query).fetchall() for query in [*queries, "select * from holdfast_lease where name = 'held'"]]
+
+
+@pytest.mark.parametrize("action", ACTS)
+def test_an_act_and_its_entry_are_written_together_or_not_at_all(sqlite_url: str, action: str) -> None:
+    """As on PostgreSQL, see tests/database/internals/test_roles.py."""
+    path = sqlite_url.removeprefix("sqlite:///")
+    with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(path, isolation_level=None)) as file:
+        client.operations.register("undo", rollback=int)
+        handle = client._guard_lease if action == "lease_wipe" else client.lease
+        grant = handle("held", ttl=3600).acquire()
+        client.relay("r", RecordingSink()).step()
+        client.operation("done").run(lambda: 1)
+        client.operation("undone", rollback="undo").run(lambda: 1)
+        for error in (OSError, holdfast.OperationFailed):  # the second opens a review
+            with pytest.raises(error, match="no answer"):
+                client.operation("failed", retry=holdfast.Retry(attempts=1)).run(fails)
+        file.execute("create trigger no_room before insert on holdfast_audit begin select raise(abort, 'no room'); end")
+        before = state(file)
+        with pytest.raises(holdfast.EngineError, match="no room"):
+            ACTS[action](client, grant)
+        assert state(file) == before
+        file.execute("drop trigger no_room")
+        ACTS[action](client, grant)
+        assert sum(now != was for now, was in zip(state(file), before, strict=True)) > (action != "lease_wipe")
+        [entry] = client.audit.list()
+        assert (entry.action, entry.role, entry.outcome) == (action, None, "done")
+        assert entry.reason == (JANE["reason"] if action != "lease_wipe" else "wiped under guard 'held'")

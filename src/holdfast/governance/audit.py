@@ -1,5 +1,9 @@
 # Generated from audit_async.py by scripts/unasync.py. Do not edit.
-"""``client.audit``: what operators did, who and why, and how it ended. An entry is written before the action begins."""
+"""``client.audit``: what operators did, who and why, and how it ended.
+
+The database writes the entry of an act on others' work itself, in the transaction of the act: a forced release, a wipe,
+a reset. What is not one transaction, such as a command, has an entry that is begun before it and ended after it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,12 @@ class Audit:
         self._engine = engine
 
     def begin(self, action: str, subject: str, *, actor: str, reason: str, detail: Any = None) -> int:
-        """Record that an action is about to begin. Returns the number of the entry."""
+        """Record that an action is about to begin. Returns the number of the entry. ``action`` contains a dot: other
+        names are for the acts that the database records itself."""
+        if "." not in check_name(action, "action"):
+            raise ValueError(f"action must contain a dot, not {action!r}: others are for acts the database records")
         parameters = {
-            "action": check_name(action, "action"),
+            "action": action,
             "subject": check_name(subject, "subject"),
             "actor": check_said(actor, "actor"),
             "reason": check_said(reason, "reason", limit=1000),

@@ -14,6 +14,7 @@ Review, then Allow.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,11 +23,13 @@ from typing import Any, Literal, NamedTuple, Self
 
 from holdfast.errors import PolicyDenied
 from holdfast.geo import find_exposure
-from holdfast.governance.dataset import Dataset, parse_datasets
+from holdfast.governance.dataset import REQUIRABLE, Dataset, parse_datasets
 from holdfast.keys import OperationKey, PlainKey
 
 Moment = Literal["claim", "retry", "locked", "replay", "reset", "review"]
 _CHANGES_DATA = ("claim", "retry", "locked")
+_TOP_LEVEL = frozenset({"datasets", "gateway", "schema", "url"})
+"""The keys of holdfast.toml, which may hold a policy beside other settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class PolicyContext:
     task: str | None = None
     checksum: str | None = None
     params_hash: str | None = None
+    bucket: str | None = None
+    version: str | None = None
     attempt: int = 1
     """The attempt that is about to begin; of a finished operation the last one."""
     failures: int = 0
@@ -84,6 +89,8 @@ class PolicyContext:
     sovereign: bool = False
     actor: str | None = None
     justification: str | None = None
+    asked_by: str | None = None
+    """When ``moment`` is "review" and it is to be approved: the actor whose operation opened it."""
     same_as: str | None = None
     """Another operation that has done, or may have done, the same to a sensitive dataset."""
     retry_of: str | None = None
@@ -108,8 +115,11 @@ class Demands(NamedTuple):
     sensitive: bool = False
     h3_resolution: int | None = None
     """The coarsest resolution demanded."""
+    h3_properties: frozenset[str] = frozenset()
+    """The properties that all declarations with a resolution allow."""
     budget: bool = False
     """Whether there is an error budget."""
+    four_eyes: bool = False
 
     @property
     def locks_whole_dataset(self) -> bool:
@@ -125,7 +135,7 @@ class Policy:
     """
 
     def __init__(self, datasets: Mapping[str, Dataset | Mapping[str, Any]] | None = None, *rules: Rule) -> None:
-        self._datasets = parse_datasets({} if datasets is None else datasets)
+        self._datasets = tuple(parse_datasets({} if datasets is None else datasets).items())
         for rule in rules:
             if not callable(rule):
                 raise TypeError(f"a rule must be a function of a context, not {type(rule).__name__}")
@@ -146,6 +156,8 @@ class Policy:
             raise ValueError(f"{name} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise ValueError(f"{name} is not valid TOML: {error}") from None
+        if unknown := sorted(table.keys() - _TOP_LEVEL):
+            raise ValueError(f'{name}: unknown key {unknown[0]!r}; a policy is in tables such as [datasets."burials*"]')
         if "datasets" not in table:
             raise ValueError(f'{name} declares no dataset: it needs tables such as [datasets."burials*"]')
         try:
@@ -153,12 +165,18 @@ class Policy:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
+    def _with(self, other: Policy) -> Policy:
+        """Both: of two declarations and rules, the stricter one decides."""
+        both = Policy()
+        both._datasets, both._rules = (*self._datasets, *other._datasets), (*self._rules, *other._rules)
+        return both
+
     def datasets(self, name: str | None) -> list[Dataset]:
         """The declarations that match a dataset. ``*`` also matches operations without a dataset."""
         return [
             dataset
-            for pattern, dataset in self._datasets.items()
-            if (pattern == "*" if name is None else _matches(name, pattern))
+            for pattern, dataset in self._datasets
+            if (pattern == "*" if name is None else matches(dataset_form(name), dataset_form(pattern)))
         ]
 
     def demands(self, name: str | None) -> Demands | None:
@@ -167,11 +185,14 @@ class Policy:
         if not datasets and not self._rules:
             return None
         resolutions = [dataset.h3_resolution for dataset in datasets if dataset.h3_resolution is not None]
+        allowed = [frozenset(dataset.h3_properties) for dataset in datasets if dataset.h3_resolution is not None]
         return Demands(
             sovereign=any(dataset.sovereign for dataset in datasets),
             sensitive=any(dataset.sensitive for dataset in datasets),
             h3_resolution=min(resolutions, default=None),
+            h3_properties=frozenset.intersection(*allowed) if allowed else frozenset(),
             budget=any(dataset.error_budget is not None for dataset in datasets),
+            four_eyes=any(dataset.has_four_eyes for dataset in datasets),
         )
 
     def __call__(self, context: PolicyContext) -> Decision:
@@ -209,6 +230,8 @@ class GovernedOperation(NamedTuple):
     demands: Demands
     exposed: str | None
     """Why its payload is not masked as the dataset demands."""
+    version: int | None = None
+    """Of the policy in the database, if that concerns the dataset."""
 
 
 def govern(
@@ -218,6 +241,7 @@ def govern(
     sovereign: bool,
     payload: object,
     outputs: Sequence[str] = (),
+    version: int | None = None,
 ) -> GovernedOperation | None:
     """What the policy demands of an operation; None when no policy applies to it.
 
@@ -231,7 +255,7 @@ def govern(
             raise ValueError(
                 f"sovereign=True locks a dataset as a whole, and the key {key.label!r} names none: give an OperationKey"
             )
-        demands = (demands or Demands())._replace(sovereign=True)
+        demands = (demands or Demands())._replace(sovereign=True, four_eyes=True)
     if policy is not None:
         for name in outputs:
             if name != key.dataset and (stricter := _stricter_demand(policy.demands(name), demands or Demands())):
@@ -243,8 +267,9 @@ def govern(
         return None
     if demands.locks_whole_dataset:
         key._check_whole("sovereign" if demands.sovereign else "sensitive")
-    exposed = None if demands.h3_resolution is None else find_exposure(payload, demands.h3_resolution)
-    return GovernedOperation(policy or Policy(), demands, exposed)
+    resolution, properties = demands.h3_resolution, demands.h3_properties
+    exposed = None if resolution is None else find_exposure(payload, resolution, properties)
+    return GovernedOperation(policy or Policy(), demands, exposed, version)
 
 
 def _stricter_demand(other: Demands | None, own: Demands) -> str | None:
@@ -256,7 +281,11 @@ def _stricter_demand(other: Demands | None, own: Demands) -> str | None:
     if other.sensitive and not own.sensitive:
         return "sensitive"
     limit = other.h3_resolution
-    return "masked" if limit is not None and (own.h3_resolution is None or own.h3_resolution > limit) else None
+    if limit is None or (
+        own.h3_resolution is not None and own.h3_resolution <= limit and own.h3_properties <= other.h3_properties
+    ):
+        return None
+    return "masked"
 
 
 def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
@@ -264,18 +293,25 @@ def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
     name = f"dataset {context.dataset!r}"
     if context.moment in ("reset", "review"):
         allowed = dataset.may_reset
-        if allowed is not None and not any(_matches(context.actor or "", pattern) for pattern in allowed):
+        if allowed is not None and not any(matches(context.actor or "", pattern) for pattern in allowed):
             who = ", ".join(allowed) or "no one"
             yield Deny(f"{name} may be reset, rolled back, completed and reviewed by {who}, not by {context.actor!r}")
+    if dataset.has_four_eyes and context.asked_by is not None and context.actor == context.asked_by:
+        yield Deny(f"{name} needs four eyes: {context.actor!r} asked for this review, and another actor approves it")
     if context.moment not in _CHANGES_DATA:
         return
+    if missing := [field for field in dataset.required if not (getattr(context, field) or "").strip()]:
+        yield Deny(f"{name} requires {', '.join(missing)}: give {', '.join(REQUIRABLE[field] for field in missing)}")
+    if dataset.review and context.moment != "locked":
+        yield Review(f"each change of {name} needs an approved review")
     sovereign = dataset.sovereign or context.sovereign
     if dataset.sensitive and not (context.justification or "").strip():
         yield Deny(f"{name} is sensitive, and a change to it needs a justification: give justification=")
     if dataset.sensitive and context.same_as is not None:
+        add = "" if context.checksum else ", or give the key the checksum of its input, or the bucket that it is for"
         yield Deny(
             f"{name} is sensitive, and the same was done to it under another key: {context.same_as}. Reset that "
-            "operation to repeat it"
+            f"operation to repeat it{add}"
         )
     if dataset.sensitive and context.retry_of is not None:
         yield Review(
@@ -297,6 +333,13 @@ def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
             yield Deny(f"{name} is locked by another operation")
 
 
-def _matches(name: str, pattern: str) -> bool:
+def dataset_form(name: str) -> str:
+    """A dataset's name as a policy compares it: case, width, invisible characters and surrounding spaces make no other
+    dataset."""
+    text = unicodedata.normalize("NFKC", name)
+    return "".join(each for each in text if unicodedata.category(each) != "Cf").strip().lower()
+
+
+def matches(name: str, pattern: str) -> bool:
     """A pattern also matches its own text, even if its brackets mean something else."""
     return name == pattern or fnmatchcase(name, pattern)

@@ -9,3 +9,9 @@ select holdfast.audit_begin(:action, :subject, :actor, :reason, :detail::jsonb) 
 
 -- name: audit_end
 select holdfast.audit_end(:entry::bigint, :outcome) as done
+
+-- name: policy_list
+select version, applied_at, actor, role, reason, datasets from holdfast.policy_list(:version::bigint, :limit::int)
+
+-- name: policy_apply
+select holdfast.policy_apply(:datasets::jsonb, :actor, :reason, :expected::bigint) as version

@@ -16,3 +16,20 @@ update holdfast_audit set fence = coalesce(:fence, fence), detail = coalesce(:de
 
 -- name: audit_end.update
 update holdfast_audit set outcome = :outcome, ended_at = {now} where id = :entry;
+
+-- name: policy_list
+select version, applied_at, actor, null as role, reason, datasets from holdfast_policy
+ where :version is null or version = :version order by version desc limit :limit;
+
+-- name: policy_apply.changed
+select null as version where :expected <> (select coalesce(max(version), 0) from holdfast_policy);
+
+-- name: policy_apply.insert
+insert into holdfast_policy (applied_at, actor, reason, datasets) values ({now}, :actor, :reason, :datasets);
+
+-- name: policy_apply.audit
+insert into holdfast_audit (at, actor, action, subject, reason, outcome, ended_at)
+values ({now}, :actor, 'policy_apply', 'version ' || (select max(version) from holdfast_policy), :reason, 'done', {now});
+
+-- name: policy_apply.version
+select max(version) as version from holdfast_policy;

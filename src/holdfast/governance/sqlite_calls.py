@@ -1,4 +1,4 @@
-"""The audit's calls on SQLite."""
+"""The calls of the audit and of the stored policy on SQLite."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def audit_note(run: Run, entry: int, fence: int | None = None, detail: str | Non
 def audit_end(run: Run, entry: int, outcome: str) -> Rows:
     run("audit_end.update", entry=entry, outcome=outcome)
     return [{"done": 1}]
+
+
+def _policy_changed(run: Run, expected: int | None = None, **_: Any) -> Rows:
+    return run("policy_apply.changed", expected=expected)
+
+
+@call(answer=_policy_changed)
+def policy_apply(run: Run, datasets: str, actor: str, reason: str, **_: Any) -> Rows:
+    run("policy_apply.insert", datasets=datasets, actor=actor, reason=reason)
+    run("policy_apply.audit", actor=actor, reason=reason)
+    return run("policy_apply.version")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import struct
@@ -86,13 +87,43 @@ def test_a_line_across_the_date_line_goes_the_short_way() -> None:
     ],
 )  # fmt: skip
 def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value: Any) -> None:
-    masked = holdfast.geo.mask_h3(feature(**{name: value, "kind": "grave"}), 5)
+    named = {name, "kind"}
+    masked = holdfast.geo.mask_h3(feature(**{name: value, "kind": "grave"}), 5, properties=named)
     assert {each for masked_feature in masked["features"] for each in masked_feature["properties"]} == {"h3", "kind"}
     masked["features"][0]["properties"][name] = value
-    assert not holdfast.geo.is_masked(masked, 5)
-    assert find_exposure([masked], 5) == f"payload[0].features[0].properties.{name} reveals a position"
+    assert not holdfast.geo.is_masked(masked, 5, properties=named)
+    assert find_exposure([masked], 5, named) == f"payload[0].features[0].properties.{name} reveals a position"
     masked["features"][0]["properties"].pop(name)
-    assert find_exposure({"rows": [masked], name: value}, 5), "also beside it"
+    assert find_exposure({"rows": [masked], name: value}, 5, named), "also beside it"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "48.20817° N, 16.37382° E", "lat: 48.20817, lon: 16.37382", "48°12'29\" N 16°22'26\" E", "48,20817 16,37382",
+        ["48.20817", "16.37382"], {"a": 48.208, "b": 16.373}, "8FWR6957+7G", "33UXP0221541020", str(int(FINE, 16)),
+        base64.b64encode(WKB).decode(), "48.20817%2C16.37382", {"breite": 48.2}, {"laenge": 16.3},
+    ],
+)  # fmt: skip
+def test_a_property_that_is_named_is_dropped_if_it_is_spelled_like_a_position(value: Any) -> None:
+    [masked] = holdfast.geo.mask_h3(feature(note=value), 5, properties=["note"])["features"]
+    assert set(masked["properties"]) == {"h3"}
+    masked["properties"]["note"] = value
+    assert find_exposure(masked, 5, ["note"]) == "payload.properties.note reveals a position"
+
+
+@pytest.mark.parametrize(
+    "value", ["u2edk8", "UTM 33N 602200 5340900", [1822768.5, 6141587.2], "behind the church", "grave", 3, None]
+)
+def test_a_property_that_is_not_named_is_dropped_and_found(value: Any) -> None:
+    [masked] = holdfast.geo.mask_h3(feature(note=value, kind="grave"), 5, properties=["kind"])["features"]
+    assert masked["properties"] == {"h3": masked["properties"]["h3"], "kind": "grave"}
+    assert holdfast.geo.is_masked(masked, 5, properties=["kind"])
+    assert find_exposure(masked, 5) == "payload.properties.kind is not among the properties that may be written"
+    masked["properties"]["note"] = value
+    assert not holdfast.geo.is_masked(masked, 5, properties=["kind"])
+    with pytest.raises(ValueError, match="properties must be a list of names"):
+        holdfast.geo.mask_h3(feature(), 5, properties="kind")
 
 
 def test_what_is_no_position_stays() -> None:
@@ -101,9 +132,9 @@ def test_what_is_no_position_stays() -> None:
         "x": "ray", "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
         "said": "[sic] {who knows}", "list": '["a", 12.5]', "zone": h3.latlng_to_cell(48.2, 16.3, 3),
     }  # fmt: skip
-    [masked_feature] = holdfast.geo.mask_h3(feature(**properties), 5)["features"]
+    [masked_feature] = holdfast.geo.mask_h3(feature(**properties), 5, properties=properties)["features"]
     assert {name: value for name, value in masked_feature["properties"].items() if name != "h3"} == properties
-    assert holdfast.geo.is_masked(masked_feature, 5)
+    assert holdfast.geo.is_masked(masked_feature, 5, properties=properties)
 
 
 def test_a_feature_that_only_pretends_is_found() -> None:
@@ -129,7 +160,7 @@ def test_a_feature_that_only_pretends_is_found() -> None:
     ):
         assert not holdfast.geo.is_masked(wrong, 5)
         assert find_exposure(wrong, 5)
-    assert holdfast.geo.is_masked(feature(None, name="lost"), 5), "where it is, is not said at all"
+    assert holdfast.geo.is_masked(feature(None), 5), "where it is, is not said at all"
 
 
 def test_a_payload_is_looked_through() -> None:

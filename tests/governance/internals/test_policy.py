@@ -94,7 +94,7 @@ def test_of_several_that_speak_the_strictest_counts() -> None:
         strictest = max((mine, other), key=answers.index)
         assert policy(context()) == strictest
     several = Policy({"parcels*": {"sensitive": True}, "*_at": {"sovereign": True}, "*": Dataset(may_reset=("jane",))})
-    assert several.demands("parcels_at") == Demands(sovereign=True, sensitive=True)
+    assert several.demands("parcels_at") == Demands(sovereign=True, sensitive=True, four_eyes=True)
     assert several.demands("roads") == several.demands(None) == Demands()
     busy = context(dataset="parcels_at", moment="locked", lock="busy")
     assert type(several(busy)) is Deny, "there is no justification, and that is stricter than a review"
@@ -107,14 +107,42 @@ def test_of_several_that_speak_the_strictest_counts() -> None:
     operation = govern(strict, key("graves"), sovereign=False, payload=MASKED)
     assert operation is not None
     assert operation.exposed is not None, "cells of resolution 5 are too fine where 4 was asked for, too"
+    named = Policy(
+        {
+            "*": {"h3_resolution": 5, "h3_properties": ["kind", "age"]},
+            "graves": {"h3_resolution": 5, "h3_properties": ["age", "name"]},
+        }
+    )
+    assert named.demands("graves") == Demands(h3_resolution=5, h3_properties=frozenset({"age"}))
+    with pytest.raises(holdfast.PolicyDenied, match="'graves', which is masked"):
+        govern(named, key("roads"), sovereign=False, payload=MASKED, outputs=["graves"])
 
 
 def test_a_name_that_is_written_out_is_declared_whatever_is_in_it() -> None:
     policy = Policy({"graves[1871]": {"sovereign": True, "may_reset": ["ops [Vienna]"]}})
-    assert policy.demands("graves[1871]") == policy.demands("graves1") == Demands(sovereign=True)
+    assert policy.demands("graves[1871]") == policy.demands("graves1") == Demands(sovereign=True, four_eyes=True)
     assert policy.demands("graves[1]") is None
     by = context(dataset="graves[1871]", moment="reset", actor="ops [Vienna]")
     assert policy(by) == Allow()
+
+
+SPELLINGS = [
+    "Burials-1871",
+    " burials",
+    "burials ",
+    "bur\u200bials",
+    "buri\u00adals",
+    "\uff42urials",
+    "BURIALS",
+    "b\u2060urials",
+]
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_dataset_is_declared_however_its_name_is_spelled(name: str) -> None:
+    policy = Policy({"burials*": {"sensitive": True}})
+    assert policy.demands(name) == Demands(sensitive=True)
+    assert policy.demands("b*") is None
 
 
 def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
@@ -124,7 +152,7 @@ def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
     assert Policy({}, lambda _: Allow()).demands("roads") == Demands()
     operation = govern(None, key("roads"), sovereign=True, payload=None)
     assert operation is not None
-    assert operation.demands == Demands(sovereign=True)
+    assert operation.demands == Demands(sovereign=True, four_eyes=True)
 
 
 @pytest.mark.parametrize("declaration", [{"sovereign": True}, {"sensitive": True}])
@@ -160,6 +188,7 @@ def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) ->
         secret = true
         may_reset = "jane"
         error_budget = -1
+        h3_properties = ["kind"]
         [datasets.graves]
         sovereign = true
         when_locked = "fail"
@@ -172,7 +201,8 @@ def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) ->
         "dataset 'burials*': sovereign must be true or false, not 'yes'",
         "dataset 'burials*': when_locked must be 'escalate' or 'fail', or be left out, not 'wait'",
         "dataset 'burials*': h3_resolution must be a whole number from 0 to 15, not 16",
-        "dataset 'roads': there is no 'secret'; known are sovereign, sensitive, h3_resolution, may_reset, when_locked,",
+        "dataset 'roads': there is no 'secret'; known are sovereign, sensitive, h3_resolution, h3_properties,",
+        "dataset 'roads': h3_properties names properties of masked geometry: give h3_resolution as well",
         "dataset 'roads': may_reset must be a list of actors, such as ['ops@*'], not 'jane'",
         "dataset 'roads': error_budget must be a whole number",
         "dataset 'graves': a sovereign dataset opens a review when it is locked: leave when_locked out",
