@@ -28,6 +28,7 @@ FENCES_RISE = "number>highest"
 NOT_REVIVED = "!(beat"
 ONE_BELIEVER = "believers==1"
 FORCE_NOTICED = "number!=0"
+OWNER_LIVES = "!(dead)"
 NO_DEADLOCK = "invalid end state"
 PROGRESS = "acceptance cycle"
 """What spin prints when the property is violated."""
@@ -76,6 +77,7 @@ BELIEF = "-DCLIENTS=2 -DTTL=1"
 BY_FORCE = "-DCLIENTS=1 -DTTL=1 -DATTEMPTS=1 -DBY_FORCE"
 LOCKS = "-DATTEMPTS=1 -DONCE"
 PROGRESSING = "-DCLIENTS=2 -DTTL=1 -DATTEMPTS=1"
+OWNER = "-DW=2"
 
 SMALL = (
     Check("protected at start", "effects", PROTECTED),
@@ -88,6 +90,7 @@ SMALL = (
     Check("force is noticed", "belief", BY_FORCE),
     Check("lock orders", "locks", LOCKS),
     Check("progress", "progress", PROGRESSING),
+    Check("owner keys", "owner", OWNER),
 )
 """Instances that must hold, each searched in less than a second. They are the smallest in which spin finds the broken
 variants below: a clean search of a smaller one would prove nothing."""
@@ -105,6 +108,7 @@ LARGE = (
     Check("lock orders", "locks", "-DLARGE"),
     Check("lock orders with heartbeats", "locks", "-DATTEMPTS=1"),
     Check("progress", "progress", "-DCLIENTS=2 -DTTL=2"),
+    Check("owner keys", "owner", "-DW=4"),
 )
 """The same with more clients, grants or ticks: minutes, and up to 1.2 GB."""
 
@@ -120,6 +124,10 @@ BROKEN = (
     Check("silent force", "belief", f"{BY_FORCE} -DSILENT", FORCE_NOTICED),
     Check("thief that waits", "locks", f"{LOCKS} -DTHIEF_WAITS", NO_DEADLOCK),
     Check("protect ignores the beat", "progress", f"{PROGRESSING} -DIGNORE_BEAT", PROGRESS),
+    Check("free once is dead", "owner", f"{OWNER} -DONE_LOOK", OWNER_LIVES),
+    Check("old note stays", "owner", f"{OWNER} -DNOTE_STAYS -DONLY_OTHERS_REMOVE", OWNER_LIVES),
+    Check("note not checked", "owner", f"{OWNER} -DNOTED_UNCHECKED", OWNER_LIVES),
+    Check("key taken, note left", "owner", f"{OWNER} -DONLY_OTHERS_REMOVE", OWNER_LIVES),
 )
 """A small instance with one line of the protocol changed, and the property that this line protects."""
 

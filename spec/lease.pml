@@ -299,7 +299,7 @@ inline lease_end(s, n, tell) {
     }
 }
 
-/* lease_release(name, token, wait => true, tell). Python calls it with wait => false: it is refused where this waits. */
+/* lease_release(name, holder, token, wait => true, tell). Python calls it with wait => false: it is refused where this waits. */
 inline lease_release(s, n, id, tell) {
     /* select … where name = … and token = … for update */
     atomic {

@@ -23,6 +23,7 @@ from proof.bugs import (
     c3_stale_writes,
     c4_c9_batches,
     c5_effects,
+    c5_owners,
     c6_forked_connection,
     c7_c9_locks,
     c7_recipes,
@@ -100,6 +101,9 @@ BUGS: dict[str, Bug] = {
     "a cancelled call's grant is kept": Bug(
         "C9", c4_c9_batches.GrantKept, c4_c9_batches.cancelled_among_others, c4_c9_batches.Batches
     ),
+    "repeated before its session has ended": Bug(
+        "C4", c4_c9_batches.NotEnded, c4_c9_batches.executed_late, c4_c9_batches.Batches
+    ),
     "slot claimed by reading, then writing": Bug(
         "C7", c7_recipes.ReadThenWrite, c7_recipes.claimed_in_between, c7_recipes.Recipes
     ),
@@ -115,6 +119,8 @@ BUGS: dict[str, Bug] = {
     "liveness asked after the log": Bug(
         "C5", c5_effects.LivenessAskedLater, c5_effects.ended_between_two_looks, c5_effects.Runner
     ),
+    "owner dead when its key is free once": Bug("C5", c5_owners.free_once, c5_owners.lost_twice),
+    "old note of an owner kept": Bug("C5", c5_owners.old_note_kept, c5_owners.lost_twice),
     "gauge counted along": Bug("C10", c10_gauges.CountedAlong, c10_gauges.lost_meanwhile, c10_gauges.Gauges),
 }
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import holdfast
 from holdfast.database.call_queue import Again, CallQueue, QueuedCall
+from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.postgres import PostgresConnection
 from holdfast.lease.handle_async import AsyncHandle
 from holdfast.testing.history import Recorder
@@ -40,6 +41,7 @@ end $$;
 create trigger record after insert or update on holdfast.object for each row execute function proof_record();
 """
 """A commit of a row waits as long as its name is at the gate. Every write of an object is recorded."""
+_SESSIONS = "select pid from pg_stat_activity where application_name like 'holdfast%' and datname = current_database()"
 
 
 class Batches(Holdfast):
@@ -97,28 +99,42 @@ class GrantKept(Batches):
         return [(AsyncHandle, "_undo", lambda *_: None)]
 
 
+class NotEnded(Batches):
+    """Repeats a call while the session of its first sending still exists."""
+
+    def wrong(self) -> Sequence[tuple[type, str, Callable[..., Any]]]:
+        async def end(engine: AsyncEngine, deadline: float) -> None:
+            while engine._dispatcher.lost:
+                engine._dispatcher.lost.pop().has_ended = True
+
+        return [(AsyncEngine, "_end_lost_sessions", end)]
+
+
 class _Callers:
     """Callers of one client, the first of which waits at the gate while the others queue, to be sent as one batch."""
 
-    def __init__(self, testbed: Testbed, proxy: Proxy, client: holdfast.AsyncClient, names: Sequence[str]) -> None:
-        self.proxy, self.client, self.names = proxy, client, names
+    def __init__(
+        self, testbed: Testbed, proxy: Proxy, inner: Proxy, client: holdfast.AsyncClient, names: Sequence[str]
+    ) -> None:
+        """``proxy`` leads to the server by way of ``inner``."""
+        self.proxy, self.inner, self.client, self.names = proxy, inner, client, names
         self._testbed, self._records = testbed, {name: Recorder(testbed.folder, name) for name in (FIRST, *names)}
 
     async def begin(self, call: Callable[[str], Coroutine[Any, Any, None]], gate: str) -> list[asyncio.Task[None]]:
         """All calls; the batch waits at the gate if ``gate`` is one of its names."""
-        self._execute("insert into proof_gate values (%s), (%s)", FIRST, gate)
+        self.query("insert into proof_gate values (%s), (%s)", FIRST, gate)
         first = asyncio.create_task(self.put(FIRST))
         await self.until(self._is_waiting, "the first call waits at the gate")
         tasks = [first, *(asyncio.create_task(call(name)) for name in self.names)]
         await asyncio.sleep(0)  # they are in the queue
-        self._execute("delete from proof_gate where name = %s", FIRST)
+        self.query("delete from proof_gate where name = %s", FIRST)
         await asyncio.wait([first])
         if gate in self.names:
             await self.until(self._is_waiting, "the batch waits at the gate")
         return tasks
 
     async def open_gate(self) -> None:
-        self._execute("delete from proof_gate")
+        self.query("delete from proof_gate")
 
     async def put(self, name: str) -> None:
         with self._records[name].invoke("write", name, 1, key=f'"{name}"') as call:
@@ -144,7 +160,7 @@ class _Callers:
         await asyncio.to_thread(until, condition, what=what, timeout=timeout)
 
     def count(self, table: str) -> int:
-        [(count,)] = self._execute(f"select count(*) from {table}")
+        [(count,)] = self.query(f"select count(*) from {table}")
         return int(count)
 
     def leftover(self, what: str, count: int) -> None:
@@ -156,9 +172,9 @@ class _Callers:
 
     def _is_waiting(self) -> bool:
         sleepers = "select pid from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
-        return bool(self._execute(sleepers))
+        return bool(self.query(sleepers))
 
-    def _execute(self, statement: str, *parameters: str) -> list[Any]:
+    def query(self, statement: str, *parameters: str) -> list[Any]:
         cursor = self._testbed.admin.execute(statement.encode(), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
@@ -203,15 +219,34 @@ def cancelled_among_others(testbed: Testbed) -> None:
     _play(testbed, play, "a", "b", "c")
 
 
+def executed_late(testbed: Testbed) -> None:
+    """A write is held back, its connection is cut, and it is repeated. Then the first sending reaches the server."""
+
+    async def play(callers: _Callers) -> None:
+        await callers.put(FIRST)  # its statement is prepared
+        [(old,)] = callers.query(_SESSIONS)
+        await asyncio.to_thread(callers.inner.stall, "to_server")
+        before = callers.inner.messages
+        writing = asyncio.create_task(callers.put("a"))
+        await callers.until(lambda: callers.inner.messages > before, "the write is on its way")
+        callers.proxy.target(testbed.url)
+        await asyncio.to_thread(callers.proxy.cut)
+        await writing
+        await asyncio.to_thread(callers.inner.heal)
+        await callers.until(lambda: (old,) not in callers.query(_SESSIONS), "the old session has ended")
+
+    _play(testbed, play, "a")
+
+
 def _play(testbed: Testbed, play: Callable[[_Callers], Awaitable[None]], *names: str) -> None:
-    async def run(proxy: Proxy) -> None:
+    async def run(proxy: Proxy, inner: Proxy) -> None:
         async with holdfast.AsyncClient(proxy.url, sessions=1) as client:
-            callers = _Callers(testbed, proxy, client, names)
+            callers = _Callers(testbed, proxy, inner, client, names)
             try:
                 async with asyncio.timeout(LIMIT):
                     await play(callers)
             finally:
                 callers.close()
 
-    with Proxy(testbed.url) as proxy:
-        asyncio.run(run(proxy))
+    with Proxy(testbed.url) as inner, Proxy(inner.url) as proxy:
+        asyncio.run(run(proxy, inner))

@@ -146,7 +146,7 @@ def _effect_outside(url: str, value: str, then: Hook) -> Callable[[], str]:
     return effect
 
 
-def _record_run(testbed: Testbed, worker: str, run: Callable[[], str]) -> None:
+def record_run(testbed: Testbed, worker: str, run: Callable[[], str]) -> None:
     with Recorder(testbed.folder, worker) as record, record.invoke("run", KEY) as call, suppress(Killed):
         try:
             call.ok(result=run())
@@ -164,13 +164,13 @@ def finished_late(testbed: Testbed) -> None:
         begun.set()
         assert go_on.wait(LIMIT)
 
-    late = testbed.submit(lambda: _record_run(testbed, "a", lambda: runner.outside(testbed.url, "a", stop)))
+    late = testbed.submit(lambda: record_run(testbed, "a", lambda: runner.outside(testbed.url, "a", stop)))
     assert begun.wait(LIMIT)
     testbed.admin.execute("delete from holdfast.lease")
-    _record_run(testbed, "b", lambda: runner.outside(testbed.url, "b", _nothing))
+    record_run(testbed, "b", lambda: runner.outside(testbed.url, "b", _nothing))
     go_on.set()
     late.result(LIMIT)
-    _record_run(testbed, "c", lambda: runner.outside(testbed.url, "c", _nothing))
+    record_run(testbed, "c", lambda: runner.outside(testbed.url, "c", _nothing))
 
 
 def killed_half_way(testbed: Testbed) -> None:
@@ -180,8 +180,8 @@ def killed_half_way(testbed: Testbed) -> None:
     def die() -> None:
         raise Killed
 
-    _record_run(testbed, "a", lambda: runner.within(testbed.url, "a", die))
-    _record_run(testbed, "b", lambda: runner.within(testbed.url, "b", _nothing))
+    record_run(testbed, "a", lambda: runner.within(testbed.url, "a", die))
+    record_run(testbed, "b", lambda: runner.within(testbed.url, "b", _nothing))
 
 
 def both_at_once(testbed: Testbed) -> None:
@@ -192,9 +192,9 @@ def both_at_once(testbed: Testbed) -> None:
         begun.set()
         assert go_on.wait(LIMIT)
 
-    first = testbed.submit(lambda: _record_run(testbed, "a", lambda: runner.within(testbed.url, "a", stop)))
+    first = testbed.submit(lambda: record_run(testbed, "a", lambda: runner.within(testbed.url, "a", stop)))
     assert begun.wait(LIMIT)
-    second = testbed.submit(lambda: _record_run(testbed, "b", lambda: runner.within(testbed.url, "b", _nothing)))
+    second = testbed.submit(lambda: record_run(testbed, "b", lambda: runner.within(testbed.url, "b", _nothing)))
     b_has_begun = (
         "select from pg_stat_activity where query ~ 'operation_begin|from naive' and pid <> pg_backend_pid() limit 1"
     )
@@ -218,9 +218,9 @@ def ended_between_two_looks(testbed: Testbed) -> None:
         begun.set()
         assert go_on.wait(LIMIT)
 
-    first = testbed.submit(lambda: _record_run(testbed, "a", lambda: runner.outside(testbed.url, "a", stop)))
+    first = testbed.submit(lambda: record_run(testbed, "a", lambda: runner.outside(testbed.url, "a", stop)))
     assert begun.wait(LIMIT)
-    second = testbed.submit(lambda: _record_run(testbed, "b", lambda: runner.outside(testbed.url, "b", _nothing)))
+    second = testbed.submit(lambda: record_run(testbed, "b", lambda: runner.outside(testbed.url, "b", _nothing)))
     b_has_looked = (
         "select from pg_stat_activity where query ~ 'operation_get|result from naive' and state = 'idle' limit 1"
     )

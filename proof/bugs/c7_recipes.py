@@ -29,11 +29,16 @@ class Recipes(Holdfast):
     def claim(self, connection: Connection, owner: str, between: Between) -> bool:
         """Claim the only slot. Returns whether it was granted."""
         between()
-        statement = (
-            "select fence from holdfast.slot_claim('@slot:proof', 1, %s, 30, gen_random_uuid(), null, true, '{}')"
-        )
+        statement = "select fence from holdfast.slot_claim('proof', 1, %s, 30, gen_random_uuid(), null, true, '{}')"
         [(fence,)] = connection.execute(statement, [owner]).fetchall()
         return fence is not None
+
+    def acquire(self, connection: Connection, name: str, holder: str, ttl: float) -> Grant | None:
+        """A wipe needs the lease of a guard."""
+        grant = super().acquire(connection, name, holder, ttl)
+        if name == "guard":
+            connection.execute("update holdfast.lease set kind = 'guard' where name = 'guard'")
+        return grant
 
     def wipe(self, connection: Connection, guard: Grant, between: Between) -> None:
         between()

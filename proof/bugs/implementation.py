@@ -32,7 +32,7 @@ class Holdfast:
 
     def acquire(self, connection: Connection, name: str, holder: str, ttl: float) -> Grant | None:
         requested_at = now()
-        statement = "select fence, token from holdfast.lease_acquire(%s, %s, %s, reenter => false)"
+        statement = "select fence, token from holdfast.lease_acquire(%s, %s, %s)"
         [(fence, token)] = connection.execute(statement, [name, holder, ttl]).fetchall()
         return None if fence is None else Grant(name, fence, str(token), requested_at + ttl * (1 - MARGIN))
 
@@ -40,7 +40,7 @@ class Holdfast:
         return fetch_bool(connection, "select holdfast.lease_renew(%s, %s)", grant.name, grant.token)
 
     def release(self, connection: Connection, grant: Grant) -> bool:
-        return fetch_bool(connection, "select holdfast.lease_release(%s, %s)", grant.name, grant.token)
+        return fetch_bool(connection, "select holdfast.lease_release(%s, null, %s)", grant.name, grant.token)
 
     def protect(self, connection: Connection, grant: Grant) -> None:
         connection.execute("select holdfast.lease_protect(%s, %s)", [grant.name, grant.token])

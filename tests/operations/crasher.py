@@ -30,8 +30,9 @@ FINISHED = ("after:operation_finish=kill@1",)
 """What an operation outside of a transaction writes, in this order: the lease with the claim, a checkpoint, the effect,
 the end with the release. A kill before a statement leaves the same as one after the statement before it."""
 RETRIED = (
-    "retry:before:lease_acquire=kill@1", "retry:after:lease_acquire=kill@1", "retry:after:operation_write=kill@1",
-    "retry:after:operation_write=kill@2", "retry:after:operation_write=kill@3", "retry:after:operation_finish=kill@1",
+    "retry:before:operation_acquire=kill@1", "retry:after:operation_acquire=kill@1",
+    "retry:after:operation_write=kill@1", "retry:after:operation_write=kill@2", "retry:after:operation_write=kill@3",
+    "retry:after:operation_finish=kill@1",
 )  # fmt: skip
 """A retry writes the lease, a mark that it undoes the dead attempt, its claim, the checkpoint, and the end."""
 OF_BATCHES = ("operation_claim_many", "operation_finish_many", "lease_release")

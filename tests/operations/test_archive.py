@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from tests.children import eventually
+from tests.lineage.recording_sink import RecordingSink
 from tests.operations.logs import LATER, change, fail, fill, problems
 from tests.pairs import EACH_ONCE
 
@@ -124,3 +125,16 @@ def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(clie
     change(either, "update {log} set result = null")
     gone = client.operation("long").run(fail)
     assert (gone.status, gone.replayed) == ("expired", True), "it was done, whatever the clock says"
+
+
+def test_declared_lineage_is_not_put_away_before_a_relay_has_run(client: Any, either: str) -> None:
+    lineage = holdfast.lineage.Lineage(inputs=["raw"], outputs=["parcels"])
+    client.operation("declared", lineage=lineage).run(int)
+    [finding] = [each for each in client.operations.health().findings if each.check == "lineage"]
+    assert "no relay has ever run" in finding.found
+    left = client.operations.archive(datetime.now(UTC) + LATER, lambda lines: None).left
+    assert list(left.values()) == [
+        "its lineage is not published, and no relay has ever run: run one (holdfast relay run)"
+    ]
+    client.relay("catalogue", RecordingSink()).step()
+    assert client.operations.archive(datetime.now(UTC) + LATER, lambda lines: None).operations == 1

@@ -187,7 +187,7 @@ def test_a_batch_is_two_statements_however_many_are_in_it(either: str, monkeypat
 
         monkeypatch.setattr(client._engine, "call", noted)
         client.operations.run_many(keys, str)
-        begin, end = ["lease_acquire", "operation_get", "operation_claim_many"], ["lease_release"]
+        begin, end = ["operation_acquire", "operation_get", "operation_claim_many"], ["lease_release"]
         assert asked == [*begin, "operation_finish_many", *end], "the lease, what time it is, the claim, the end"
         asked.clear()
         assert all(each.replayed for each in client.operations.run_many(keys, str))

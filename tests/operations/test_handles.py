@@ -158,6 +158,8 @@ def test_as_few_round_trips_as_there_can_be(postgres_url: str) -> None:
             "BEGIN with the claim, the effect, the end with COMMIT"
         )
         assert trips(lambda: client.operation("k", tx=mine).run(effect)) == 2, "BEGIN with the claim, ROLLBACK"
+        rows = "select (select count(*) from holdfast.idempotency_log), (select count(*) from holdfast.wal_more)"
+        assert ask(postgres_url, rows) == [(2, 0)], "one row an operation, with its entries"
         client.operation("k").run(int)
         assert trips(lambda: client.operation("k").run(int)) == 1
 

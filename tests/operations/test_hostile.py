@@ -216,7 +216,7 @@ def test_a_reset_that_a_transaction_has_overtaken_says_so(either: str, monkeypat
         call = client._engine.call
 
         def overtaken(statement: str, *given: Any, **more: Any) -> Any:
-            if statement == "operation_finish":
+            if statement == "operation_correct":
                 monkeypatch.undo()
                 assert client.operation(key, tx=mine).run(lambda: 7).attempt == 2
             return call(statement, *given, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -193,3 +194,42 @@ def test_an_owner_that_ends_during_a_look_is_not_taken_for_dead(postgres_url: st
         other.execute("delete from holdfast.lease where name like '@op%'")
         other.commit()
         assert look.result(LONG) == [("partial", True)]
+
+
+@pytest.mark.parametrize("patient", ["wait", "backoff"])
+def test_whoever_waits_gets_a_turn_behind_one_who_asks_again_at_once(either: str, patient: Any) -> None:
+    """Also with pauses of hours: both wait in one line."""
+    begun, waits, done = threading.Event(), threading.Event(), threading.Event()
+    retry = holdfast.Retry(first=86400.0, longest=86400.0)
+
+    def rule(context: holdfast.governance.PolicyContext) -> holdfast.governance.Allow:
+        if context.lock == "busy":
+            waits.set()
+        return holdfast.governance.Allow()
+
+    def work() -> None:
+        begun.set()
+        assert waits.wait(LONG)
+        done.wait(0.01)
+
+    with (
+        holdfast.Client(either) as busy,
+        holdfast.Client(either, policy=rule) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def loop() -> None:
+            for number in itertools.count():
+                busy.operation(locked_with(f"busy {number}"), timeout=LONG).run(work)
+                if done.is_set():
+                    return
+
+        looping = pool.submit(loop)
+        try:
+            assert begun.wait(LONG), looping.result()
+            waiter = client.operation(locked_with("patient"), when_locked=patient, timeout=LONG, retry=retry)
+            assert waiter.run(lambda: 7).result == 7
+        finally:
+            waits.set()
+            done.set()
+        looping.result(LONG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -104,6 +105,75 @@ def test_an_approval_is_there_for_the_next_one_when_the_database_could_not_be_as
         assert client.operation(unique).run(int).attempt == 1
         [review] = client.reviews.list(status="approved", key=unique)
         assert (review.id, review.spent_at is not None) == (told.value.review, True)
+
+
+@every_way
+def test_an_approval_holds_for_the_payload_the_actor_and_the_outputs_that_were_asked_for(
+    either: str, attempt: Any
+) -> None:
+    asks = Review("who has seen the plan?")
+    asked: dict[str, Any] = {
+        "payload": {"delete": [7]}, "actor": "jane", "lineage": holdfast.lineage.Lineage(outputs=["maps", "roads"]),
+    }  # fmt: skip
+    with governed(either, lambda context: asks if context.moment in ("claim", "retry") else Allow()) as client:
+        others: list[dict[str, Any]] = [
+            {"payload": {"delete": "ALL"}}, {"actor": "joe"}, {"lineage": holdfast.lineage.Lineage(outputs=["maps"])},
+            {},
+        ]  # fmt: skip
+        for other in others:
+            roads = key(f"roads-{name()}")
+            with pytest.raises(PolicyDenied, match="up for review") as told:
+                attempt(client, roads, int, **asked)
+            answer(either, told.value.review, "approve")
+            if not other:
+                assert attempt(client, roads, int, **asked).attempt == 1
+                continue
+            with pytest.raises(PolicyDenied, match="up for review") as refused:
+                attempt(client, roads, lambda: pytest.fail("called"), **{**asked, **other})
+            assert refused.value.review != told.value.review
+
+
+def test_who_asked_for_a_review_of_sovereign_data_does_not_approve_it(either: str) -> None:
+    """Also not with a client without the policy, nor by SQL."""
+    graves, asks = f"graves-{name()}", Review("look")
+    for declared, refuses in (({"sovereign": True}, True), ({"sovereign": True, "four_eyes": False}, False)):
+        policy = holdfast.governance.Policy({"graves*": declared}, lambda _: asks)
+        operation = key(graves, str(refuses))
+        with holdfast.Client(either, policy=policy) as client, holdfast.Client(either) as plain:
+            with pytest.raises(PolicyDenied, match="up for review") as told:
+                client.operation(operation, actor="jane").run(int)
+            number = told.value.review
+            assert number is not None
+            for each in (client, plain) if refuses else ():
+                with pytest.raises(PolicyDenied, match="needs four eyes: 'jane' asked for"):
+                    each.reviews.approve(number, actor="jane", reason="me too")
+            if refuses:
+                plain.reviews.approve(number, **BY_ELDER)
+                assert client.operation(operation, actor="jane").run(int).result == 0
+            else:
+                plain.reviews.approve(number, actor="jane", reason="alone")
+
+
+def test_only_who_took_an_approval_returns_it_and_only_before_the_attempt(either: str) -> None:
+    unique, tokens = key(name()), [str(uuid4()), str(uuid4())]
+    with holdfast.Client(either) as client:
+        call = client._engine.call
+        about = {"key": unique.digest, "label": "x", "reason": "attempts", "detail": "x", "dataset": None}
+        [row] = call("review_open", {**about, "operation": None})
+        client.reviews.approve(row["id"], **BY_ELDER)
+
+        def take() -> Any:
+            return call("review_take", {"key": unique.digest, "token": tokens[0]})[0]["id"]
+
+        def give_back(token: str) -> bool:
+            rows = call("review_return", {"id": row["id"], "token": token})
+            return bool(rows and rows[0]["returned"])
+
+        assert take() == row["id"]
+        assert (give_back(tokens[1]), take()) == (False, None)
+        assert (give_back(tokens[0]), take()) == (True, row["id"])
+        client.operation(unique).run(int)
+        assert (give_back(tokens[0]), take()) == (False, None), "it was used"
 
 
 def test_two_who_ask_do_not_share_an_approval(either: str) -> None:

@@ -65,6 +65,17 @@ def test_the_same_transformation_under_another_key_is_refused_where_that_is_sens
 
 
 @every_way
+def test_the_daily_load_of_a_sensitive_dataset_needs_a_bucket_or_a_checksum(either: str, attempt: Any) -> None:
+    dataset, why = f"burials-{name()}", {"justification": "the council agreed"}
+    with governed(either) as client:
+        for day in ("monday", "tuesday"):
+            assert not attempt(client, key(dataset, bucket=day), int, **why).replayed
+        assert attempt(client, key(dataset, bucket="monday"), int, **why).replayed
+        with pytest.raises(PolicyDenied, match="give the key the checksum of its input, or the bucket that it is for"):
+            attempt(client, key(dataset, version="2"), int, **why)
+
+
+@every_way
 def test_a_retry_sees_the_input_that_it_saw_first(either: str, attempt: Any) -> None:
     """Another payload under the same key; another checksum, which makes it another key, where the first has failed."""
     burials = f"burials-{name()}"

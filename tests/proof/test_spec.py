@@ -44,7 +44,7 @@ def test_a_broken_protocol_is_found_out_by_the_property_it_breaks(
 
 
 def test_every_promise_is_checked_small_and_large_and_can_be_broken() -> None:
-    models = {"effects", "belief", "locks", "progress"}
+    models = {"effects", "belief", "locks", "progress", "owner"}
     for checks in (SMALL, LARGE, BROKEN):
         assert {check.model for check in checks} == models
         assert len({check.name for check in checks}) == len(checks)

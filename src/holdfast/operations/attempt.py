@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.database import driver_errors
 from holdfast.database.engine import Engine
+from holdfast.database.sessions import Row
 from holdfast.errors import EngineError, OperationFailed, OperationInProgress, PolicyDenied
 from holdfast.operations.decide import (
     OVERRUN,
+    POLICY_CHANGED,
+    POLICY_DENIES,
     Decision,
     Prior,
     backoff_delay,
@@ -38,7 +41,7 @@ from holdfast.operations.decide import (
 from holdfast.operations.log import LogEntry, fold, parse_entries
 from holdfast.operations.op import Done, Op, call_with_op
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.policy_checks import NeedsReview, PolicyChecks
+from holdfast.operations.policy_checks import NeedsReview, PolicyChanged, PolicyChecks
 from holdfast.operations.spec import OperationSpec
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
@@ -55,6 +58,10 @@ log = logger("holdfast.operation")
 PAGE = 1000
 LOOK_EVERY = 0.1
 """Seconds between two looks for the owner of an operation that is waited for."""
+LOOK_LIMIT = 2.0
+"""Seconds to look for an owner that has vanished: longer than the two looks of ``beat_look`` take."""
+ALL_OWNERS: Row = {"key": None, "lease": None, "dataset": None}
+"""Parameters of ``operation_look``: look for the owners of all operations."""
 _entered: ContextVar[tuple[Attempt, ...]] = ContextVar("holdfast_operations", default=())
 
 
@@ -76,6 +83,19 @@ def fetch_entries(engine: Engine, key: str) -> list[LogEntry]:
         after = rows[-1]["number"]
 
 
+def has_lost_owner(engine: Engine, names: Row) -> bool:
+    """Whether an owner has vanished, by its key: now it is declared dead, or has come back. So what was read before may
+    have changed. False at once if all live, or only their TTL decides, or the client is read-only."""
+    until, has_vanished = now() + LOOK_LIMIT, False
+    while not engine.read_only and now() < until:
+        [look] = engine.call("operation_look", names)
+        if look["seconds"] is None:
+            break
+        has_vanished = True
+        sleep(look["seconds"])
+    return has_vanished
+
+
 class Attempt(ABC):
     prior: Prior
     """The row of the operation when it was claimed."""
@@ -89,6 +109,8 @@ class Attempt(ABC):
     """How often this run has tried before."""
     _look_at = 0.0
     """When to look for the owner again, while it is waited for."""
+    _looks_for_owner = True
+    """Whether to look once if the operation is not waited for."""
     _policy: PolicyChecks | None = None
     _is_entered = False
 
@@ -138,6 +160,9 @@ class Attempt(ABC):
                 if isinstance(claimed, Outcome) and claimed.status == "skipped":
                     self._return_approval()
                 return claimed
+            except PolicyChanged as changed:
+                self._return_approval()
+                self._adopt_policy(changed)
             except (OperationInProgress, PolicyDenied):
                 self._return_approval()
                 raise
@@ -151,9 +176,26 @@ class Attempt(ABC):
                     self._return_approval()
                 raise
 
+    def _adopt_policy(self, changed: PolicyChanged) -> None:
+        """Read the stored policy, and continue under it. PolicyDenied when it is the one that was known."""
+        policies = self.spec.policies
+        if policies is not None:
+            policies._refresh()
+        if policies is None or policies._version == self.spec.policy_version:
+            raise PolicyDenied(str(changed)) from changed
+        self.spec, self._policy = self.spec.govern(), None
+
+    def check_policy_version(self, stored: int | None) -> None:
+        """PolicyChanged when this is not the version of the stored policy that the attempt respects."""
+        if stored != self.spec.policy_version:
+            raise PolicyChanged(
+                f"operation {self.spec.key.label!r} was not checked under version {stored} of the stored policy"
+            )
+
     def _check_claim(self) -> None:
         """Check the policy before the claim, without any lock."""
         [row] = self.spec.engine.call("operation_get", {"key": self.spec.key.digest})
+        self.check_policy_version(row["policy"])
         prior = Prior.from_row(row)
         self.policy.check_claim(self.decide(prior), prior)
 
@@ -192,6 +234,10 @@ class Attempt(ABC):
         """Another owner has the lock: pause, then return None to try again. Returns the outcome "skipped", or raises
         OperationInProgress, if that is what the terms say or the time is over."""
         key, terms, waited = self.spec.key, self.spec.terms, now() - started
+        is_patient = terms.when_locked in ("wait", "backoff") and self.spec.governed is None
+        is_first = not is_patient and tries == 0 and self._looks_for_owner
+        if is_first and has_lost_owner(self.spec.engine, self.spec.owner_names):
+            return None
         self.escalate(prior)
         if terms.when_locked == "skip":
             self.report_locked_out("skipped")
@@ -207,7 +253,7 @@ class Attempt(ABC):
             raise in_progress(key, waited)
         left = max(0.0, terms.timeout - waited)
         if now() >= self._look_at:
-            [look] = self.spec.engine.call("operation_look", {"key": key.digest, "lease": self.spec.lease_name})
+            [look] = self.spec.engine.call("operation_look", self.spec.owner_names)
             if look["seconds"] == 0:
                 return None  # the owner is gone
             self._look_at = now() + (LOOK_EVERY if look["seconds"] is None else look["seconds"])
@@ -216,8 +262,12 @@ class Attempt(ABC):
         if terms.when_locked == "backoff":
             pause = backoff_delay(terms.retry, tries, jitter(0.0, 1.0), waited=waited, timeout=terms.timeout)
             self._wait_in_line(min(pause, left))
-        else:
-            sleep(min(min(0.05, 0.001 * 2 ** min(tries, 6)) * jitter(0.5, 1.5), left))
+            return None
+        pause = min(min(0.05, 0.001 * 2 ** min(tries, 6)) * jitter(0.5, 1.5), left)
+        if self.spec.governed is None:
+            sleep(pause)
+        else:  # the lease was not waited for, because the policy is asked first
+            self._wait_in_line(pause)
         return None
 
     def _wait_in_line(self, seconds: float) -> None:
@@ -318,29 +368,38 @@ class Attempt(ABC):
 
     # Recovery of a dead attempt
 
-    def roll_back(self, function: Function, prior: Prior, asked_at: float) -> None:
+    def roll_back(self, function: Function, prior: Prior, answered_at: float) -> None:
         """Call the rollback function for the dead attempt."""
-        call_with_op(function, self.dead_op(prior, asked_at))
+        call_with_op(function, self.dead_op(prior, answered_at))
 
-    def probe(self, function: Function, prior: Prior, asked_at: float) -> Done | None:
+    def probe(self, function: Function, prior: Prior, answered_at: float) -> Done | None:
         """Ask the verify function whether the effect of the dead attempt is there; None when it is not. TypeError for
         any other answer (a 1, a row, an array), which might mean that it is."""
-        answer = call_with_op(function, self.dead_op(prior, asked_at))
+        answer = call_with_op(function, self.dead_op(prior, answered_at))
         if answer is not None and not isinstance(answer, bool | Done):
             raise TypeError(f"verify must return True, op.done(result), False or None, not {answer!r:.80}")
         return answer if isinstance(answer, Done) else Done() if answer else None
 
-    def dead_op(self, prior: Prior, asked_at: float) -> Op:
+    def dead_op(self, prior: Prior, answered_at: float) -> Op:
         """The ``op`` of the dead attempt, with its checkpoints, and with our fence, which is newer than its own."""
         digest = self.spec.key.digest
         states = fold(fetch_entries(self.spec.engine, digest))
         checkpoints = states[digest].checkpoints if digest in states else {}
         return Op(
-            self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints,
+            self.spec.key, prior, answered_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints,
             grants=self.grants(),
         )  # fmt: skip
 
     # Errors
+
+    def policy_error(self, error: BaseException) -> PolicyDenied | None:
+        """The error in the place of one with which the database refuses what the stored policy forbids."""
+        kinds = {POLICY_CHANGED: PolicyChanged, POLICY_DENIES: PolicyDenied}
+        kind = None if isinstance(error, PolicyDenied) else kinds.get(driver_errors.sqlstate(error) or "")
+        if kind is None:
+            return None
+        message = driver_errors.message(error).removeprefix(f"{self.spec.engine.database}: ")
+        return kind(f"operation {self.spec.key.label!r}: {message}")
 
     def is_transient(self, error: BaseException) -> bool:
         """Whether the error is one of the database and says nothing about the operation."""

@@ -1,7 +1,7 @@
 # Generated from batch_async.py by scripts/unasync.py. Do not edit.
 """Many operations at once, for ``run_many``: one statement claims a part of them, and one records their ends.
 
-    lease_acquire → for each part: operation_claim_many → the functions → operation_finish_many → lease_release
+    operation_acquire → for each part: operation_claim_many → the functions → operation_finish_many → lease_release
                   → the operations that failed before or were left half done, one by one
 
 A process that dies leaves its whole part ``partial``; one that is interrupted, only the operation that was running.
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.database import driver_errors
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError, OperationFailed, Refused
+from holdfast.names import OPERATION
+from holdfast.operations.attempt import ALL_OWNERS, has_lost_owner
 from holdfast.operations.batch_terms import Progress
 from holdfast.operations.decide import (
-    LEASE_PREFIX,
     NO_PRIOR,
     Decision,
     Prior,
@@ -32,6 +33,7 @@ from holdfast.operations.log import Chain, EncodedEntry, encode_entry, hash_pref
 from holdfast.operations.op import Op, call_metered, call_with_op, op_parameter
 from holdfast.operations.operation import new_run_telemetry, run
 from holdfast.operations.outcome import Outcome
+from holdfast.operations.policy_checks import PolicyChanged
 from holdfast.operations.spec import OperationSpec, encode_result
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
@@ -81,9 +83,10 @@ class Batch:
             raise ValueError(f"a batch has every key once, and two of these items have {double.key.label!r}")
         is_shared = first.key.dataset is not None
         self._lock = first.key.lock_key if is_shared else None
-        lease = None if is_shared else f"{LEASE_PREFIX}batch-{new_token()}"
+        lease = None if is_shared else f"{OPERATION}batch-{new_token()}"
         self._attempt = LeasedAttempt(first._replace(lease=lease) if lease else first)
         """Holds the lease under which all of them are claimed."""
+        self._lost_owner: bool | None = None
 
     def run(self, function: Function, progress: Progress | None) -> list[Outcome[Any]]:
         """The outcomes in the order of the items. OperationInProgress when the lock of all cannot be had."""
@@ -91,6 +94,13 @@ class Batch:
             return self._run_singly(function, progress)
         try:
             return self._run_in_parts(function, progress)
+        except PolicyChanged:
+            self._attempt.release()
+            policies = self._specs[0].policies
+            assert policies is not None
+            policies._refresh()
+            self._specs = [spec.govern() for spec in self._specs]
+            return self._run_singly(function, progress)
         finally:
             self._attempt.drop()
 
@@ -150,7 +160,7 @@ class Batch:
         """The outcome of an operation that is in the log already; None when it has to be run singly."""
         attempt = LeasedAttempt(spec)
         decision = attempt.decide(prior)
-        if decision is Decision.RUNNING and spec.terms.when_locked != "skip":
+        if decision is Decision.RUNNING and (spec.terms.when_locked != "skip" or self._has_lost_owner()):
             return None
         if decision not in (Decision.REPLAY, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED):
             return None  # also for the other refusals, because a review may have approved another attempt
@@ -164,6 +174,12 @@ class Batch:
         if attempt.telemetry is not None:
             attempt.telemetry.ended(outcome)
         return outcome
+
+    def _has_lost_owner(self) -> bool:
+        """Looks once for the owners of all: a batch of which many are running asks for each."""
+        if self._lost_owner is None:
+            self._lost_owner = has_lost_owner(self._attempt.spec.engine, ALL_OWNERS)
+        return self._lost_owner
 
     def _settled_outcome(self, attempt: LeasedAttempt, decision: Decision, prior: Prior) -> Outcome[Any]:
         if decision is Decision.RUNNING:
@@ -196,9 +212,9 @@ class BatchPart:
     def claim(self, lock: int | None) -> dict[str, Prior]:
         """Claim those that have no row yet. Returns the rows of the others, by key. BatchBusy when a transaction has
         ``lock``."""
-        self._asked_at = now()
         batch_spec, fence = self._attempt.spec, self._grant.fence
         [clock] = batch_spec.engine.call("operation_get", {"key": ""})
+        self._answered_at = now()
         self._prior = Prior.none(clock["now"])
         lock_detail = batch_spec.lock_detail(self._grant.name)
 
@@ -295,7 +311,7 @@ class BatchPart:
     def _op(self, digest: str) -> Op:
         chain = self._chains[digest] = Chain(digest, self._claimed[digest])
         op = Op(
-            self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
+            self._specs[digest].key, self._prior, self._answered_at, attempt=1, fence=self._grant.fence, chain=chain,
             save=self._save, grants=(self._grant,),
         )  # fmt: skip
         op._has_begun = True
@@ -319,7 +335,7 @@ class BatchPart:
             )  # fmt: skip
 
     def _finish(self) -> None:
-        held = now() - self._asked_at  # the same for all: they are recorded together
+        held = now() - self._answered_at  # the same for all: they are recorded together
 
         @cache
         def release_entry(number: int) -> EncodedEntry:
@@ -349,6 +365,8 @@ class BatchPart:
         try:
             answer = engine.call(statement, {**parameters, **data, "owner": grant.name, "token": grant.token})
         except Refused as error:
+            if (denied := self._attempt.policy_error(error)) is not None:
+                raise denied from error
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise
             raise self._fenced_out() from error

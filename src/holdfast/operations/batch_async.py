@@ -1,6 +1,6 @@
 """Many operations at once, for ``run_many``: one statement claims a part of them, and one records their ends.
 
-    lease_acquire → for each part: operation_claim_many → the functions → operation_finish_many → lease_release
+    operation_acquire → for each part: operation_claim_many → the functions → operation_finish_many → lease_release
                   → the operations that failed before or were left half done, one by one
 
 A process that dies leaves its whole part ``partial``; one that is interrupted, only the operation that was running.
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.database import driver_errors
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError, OperationFailed, Refused
+from holdfast.names import OPERATION
+from holdfast.operations.attempt_async import ALL_OWNERS, has_lost_owner
 from holdfast.operations.batch_terms import Progress
 from holdfast.operations.decide import (
-    LEASE_PREFIX,
     NO_PRIOR,
     Decision,
     Prior,
@@ -31,6 +32,7 @@ from holdfast.operations.log import Chain, EncodedEntry, encode_entry, hash_pref
 from holdfast.operations.op_async import AsyncOp, call_metered, call_with_op, op_parameter
 from holdfast.operations.operation_async import new_run_telemetry, run
 from holdfast.operations.outcome import Outcome
+from holdfast.operations.policy_checks_async import PolicyChanged
 from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
@@ -80,9 +82,10 @@ class AsyncBatch:
             raise ValueError(f"a batch has every key once, and two of these items have {double.key.label!r}")
         is_shared = first.key.dataset is not None
         self._lock = first.key.lock_key if is_shared else None
-        lease = None if is_shared else f"{LEASE_PREFIX}batch-{new_token()}"
+        lease = None if is_shared else f"{OPERATION}batch-{new_token()}"
         self._attempt = AsyncLeasedAttempt(first._replace(lease=lease) if lease else first)
         """Holds the lease under which all of them are claimed."""
+        self._lost_owner: bool | None = None
 
     async def run(self, function: Function, progress: Progress | None) -> list[Outcome[Any]]:
         """The outcomes in the order of the items. OperationInProgress when the lock of all cannot be had."""
@@ -90,6 +93,13 @@ class AsyncBatch:
             return await self._run_singly(function, progress)
         try:
             return await self._run_in_parts(function, progress)
+        except PolicyChanged:
+            await self._attempt.release()
+            policies = self._specs[0].policies
+            assert policies is not None
+            await policies._refresh()
+            self._specs = [spec.govern() for spec in self._specs]
+            return await self._run_singly(function, progress)
         finally:
             await self._attempt.drop()
 
@@ -149,7 +159,7 @@ class AsyncBatch:
         """The outcome of an operation that is in the log already; None when it has to be run singly."""
         attempt = AsyncLeasedAttempt(spec)
         decision = attempt.decide(prior)
-        if decision is Decision.RUNNING and spec.terms.when_locked != "skip":
+        if decision is Decision.RUNNING and (spec.terms.when_locked != "skip" or await self._has_lost_owner()):
             return None
         if decision not in (Decision.REPLAY, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED):
             return None  # also for the other refusals, because a review may have approved another attempt
@@ -163,6 +173,12 @@ class AsyncBatch:
         if attempt.telemetry is not None:
             attempt.telemetry.ended(outcome)
         return outcome
+
+    async def _has_lost_owner(self) -> bool:
+        """Looks once for the owners of all: a batch of which many are running asks for each."""
+        if self._lost_owner is None:
+            self._lost_owner = await has_lost_owner(self._attempt.spec.engine, ALL_OWNERS)
+        return self._lost_owner
 
     async def _settled_outcome(self, attempt: AsyncLeasedAttempt, decision: Decision, prior: Prior) -> Outcome[Any]:
         if decision is Decision.RUNNING:
@@ -195,9 +211,9 @@ class AsyncBatchPart:
     async def claim(self, lock: int | None) -> dict[str, Prior]:
         """Claim those that have no row yet. Returns the rows of the others, by key. BatchBusy when a transaction has
         ``lock``."""
-        self._asked_at = now()
         batch_spec, fence = self._attempt.spec, self._grant.fence
         [clock] = await batch_spec.engine.call("operation_get", {"key": ""})
+        self._answered_at = now()
         self._prior = Prior.none(clock["now"])
         lock_detail = batch_spec.lock_detail(self._grant.name)
 
@@ -294,7 +310,7 @@ class AsyncBatchPart:
     def _op(self, digest: str) -> AsyncOp:
         chain = self._chains[digest] = Chain(digest, self._claimed[digest])
         op = AsyncOp(
-            self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
+            self._specs[digest].key, self._prior, self._answered_at, attempt=1, fence=self._grant.fence, chain=chain,
             save=self._save, grants=(self._grant,),
         )  # fmt: skip
         op._has_begun = True
@@ -318,7 +334,7 @@ class AsyncBatchPart:
             )  # fmt: skip
 
     async def _finish(self) -> None:
-        held = now() - self._asked_at  # the same for all: they are recorded together
+        held = now() - self._answered_at  # the same for all: they are recorded together
 
         @cache
         def release_entry(number: int) -> EncodedEntry:
@@ -348,6 +364,8 @@ class AsyncBatchPart:
         try:
             answer = await engine.call(statement, {**parameters, **data, "owner": grant.name, "token": grant.token})
         except Refused as error:
+            if (denied := self._attempt.policy_error(error)) is not None:
+                raise denied from error
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise
             raise self._fenced_out() from error

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+from holdfast.database.background import background_of
 from holdfast.database.connections.connection import Connection
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
@@ -57,12 +58,12 @@ class CallersTransaction(TransactionAttempt):
     def _claim(self) -> Op | Outcome[Any]:
         started, tries = now(), 0
         while True:
-            asked_at = now()
             self._use_connection()
             try:
                 if self._opens:
                     self._connection.open()
                 claim = self._parse_claim(self._connection.write("operation_begin", self._claim_parameters()))
+                answered_at = now()
                 prior, decision = claim.prior, self.decide(claim.prior)
                 is_sure = claim.is_free or not refuses_dead(decision, prior)
                 outcome = self._settle_joined(decision, prior) if is_sure else None
@@ -80,10 +81,12 @@ class CallersTransaction(TransactionAttempt):
                     self._close()
                 raise
             if is_ours:
-                return self._begin(claim, decision, asked_at)
+                return self._begin(claim, decision, answered_at)
             self._close()
             if outcome is not None:
                 return outcome
+            if claim.has_fixed_snapshot and not self._opens:
+                self._look_later()
             if claim.has_fixed_snapshot and not self._opens and self.spec.terms.when_locked in ("wait", "backoff"):
                 self.escalate(prior)
                 self.report_locked_out("snapshot")
@@ -95,6 +98,13 @@ class CallersTransaction(TransactionAttempt):
             if (outcome := self.wait_for_lock(prior, tries, started)) is not None:
                 return outcome
             tries += 1
+
+    def _look_later(self) -> None:
+        """Look for the owner in the background: this transaction would not see that it is dead, and on SQLite keeps
+        others from recording it, but the next one sees it."""
+        self._looks_for_owner = False
+        background = background_of(self.spec.engine.database)
+        background.retry("operation_look", self.spec.owner_names, patience=self.spec.terms.ttl, until=False)
 
     def _settle_joined(self, decision: Decision, prior: Prior) -> Outcome[Any] | None:
         self.policy.is_uncommitted = (
@@ -113,12 +123,12 @@ class CallersTransaction(TransactionAttempt):
         finally:
             self._leave_connection()
 
-    def _begin(self, claim: TransactionClaim, decision: Decision, asked_at: float) -> Op | Outcome[Any]:
+    def _begin(self, claim: TransactionClaim, decision: Decision, answered_at: float) -> Op | Outcome[Any]:
         self.prior, self._began = claim.prior, claim.began
         _defer_outer_places()
         self._set_savepoints()
         try:
-            return self._start(decision, claim.prior, asked_at)
+            return self._start(decision, claim.prior, answered_at)
         except BaseException:
             if self._undo() and self._failed_recovery is not None:
                 self._record(self._failed_recovery_row(began=self._began, late=True))

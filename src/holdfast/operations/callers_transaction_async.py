@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+from holdfast.database.background import background_of
 from holdfast.database.connections.connection_async import AsyncConnection
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
@@ -56,7 +57,6 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
     async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
         while True:
-            asked_at = now()
             self._use_connection()
             try:
                 if self._opens:
@@ -64,6 +64,7 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
                 claim = await self._parse_claim(
                     await self._connection.write("operation_begin", self._claim_parameters())
                 )
+                answered_at = now()
                 prior, decision = claim.prior, self.decide(claim.prior)
                 is_sure = claim.is_free or not refuses_dead(decision, prior)
                 outcome = await self._settle_joined(decision, prior) if is_sure else None
@@ -81,10 +82,12 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
                     await self._close()
                 raise
             if is_ours:
-                return await self._begin(claim, decision, asked_at)
+                return await self._begin(claim, decision, answered_at)
             await self._close()
             if outcome is not None:
                 return outcome
+            if claim.has_fixed_snapshot and not self._opens:
+                self._look_later()
             if claim.has_fixed_snapshot and not self._opens and self.spec.terms.when_locked in ("wait", "backoff"):
                 await self.escalate(prior)
                 self.report_locked_out("snapshot")
@@ -96,6 +99,13 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             if (outcome := await self.wait_for_lock(prior, tries, started)) is not None:
                 return outcome
             tries += 1
+
+    def _look_later(self) -> None:
+        """Look for the owner in the background: this transaction would not see that it is dead, and on SQLite keeps
+        others from recording it, but the next one sees it."""
+        self._looks_for_owner = False
+        background = background_of(self.spec.engine.database)
+        background.retry("operation_look", self.spec.owner_names, patience=self.spec.terms.ttl, until=False)
 
     async def _settle_joined(self, decision: Decision, prior: Prior) -> Outcome[Any] | None:
         self.policy.is_uncommitted = (
@@ -114,12 +124,12 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
         finally:
             self._leave_connection()
 
-    async def _begin(self, claim: TransactionClaim, decision: Decision, asked_at: float) -> AsyncOp | Outcome[Any]:
+    async def _begin(self, claim: TransactionClaim, decision: Decision, answered_at: float) -> AsyncOp | Outcome[Any]:
         self.prior, self._began = claim.prior, claim.began
         _defer_outer_places()
         await self._set_savepoints()
         try:
-            return await self._start(decision, claim.prior, asked_at)
+            return await self._start(decision, claim.prior, answered_at)
         except BaseException:
             if await self._undo() and self._failed_recovery is not None:
                 await self._record(self._failed_recovery_row(began=self._began, late=True))

@@ -26,9 +26,12 @@ from holdfast.operations.terms import OnPartial, Retry
 
 Row = Mapping[str, Any]
 
-LEASE_PREFIX = "@op:"
-"""The names of leases of operations begin with this."""
-_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+POLICY_DENIES, POLICY_CHANGED = "HF005", "HF006"
+"""The stored policy forbids it; the attempt was checked under another version of it."""
+_TRANSIENT = frozenset({
+    "40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300", POLICY_DENIES,
+    POLICY_CHANGED,
+})  # fmt: skip
 OVERRUN = frozenset({"57014", "25P03"})
 """A statement was cancelled or took too long, or the pause between two of them did."""
 _SQLITE_TRANSIENT = (5, 6)  # busy, locked
@@ -137,6 +140,8 @@ class TransactionClaim(NamedTuple):
     """The oid of the log table (PostgreSQL): differs between two databases, unless one is a copy."""
     prior: Prior
     is_read_only: bool = False
+    policy: int | None = None
+    """The version of the stored policy."""
 
     @classmethod
     def from_row(cls, row: Row) -> TransactionClaim:
@@ -145,7 +150,7 @@ class TransactionClaim(NamedTuple):
         prior = Prior.none(answer["now"]) if stored is None else Prior.from_row({**stored, "now": answer["now"]})
         return cls(
             answer["state"] == "free", answer["began"], bool(answer["fixed"]), answer.get("home"), prior,
-            "frozen" in answer,
+            "frozen" in answer, answer.get("policy"),
         )  # fmt: skip
 
 
@@ -313,7 +318,7 @@ def is_transient(error: BaseException, sqlstate: str | None) -> bool:
 def is_collision(error: BaseException, sqlstate: str | None) -> bool:
     """Whether the transaction collided with others, and is likely to succeed when it is run again."""
     locked = type(error).__name__ == "OperationalError" and "locked" in error_text(error).lower()
-    return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
+    return sqlstate in ("40001", "40P01", POLICY_CHANGED) or (sqlstate is None and locked)
 
 
 def is_unanswered(error: BaseException | None) -> bool:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
-from holdfast.operations.log import ENDS, LogEntry, parse_entries
+from holdfast.operations.log import ENDS, LogEntry, attempt_of, parse_entries, run_id
 
 Row = Mapping[str, Any]
 NAMESPACE = UUID("6f2d2f2e-5f0b-5c0e-9a55-4b6f1f3c8f10")
@@ -33,7 +33,7 @@ class Event:
     at: str
     """ISO 8601 in UTC, by the database's clock."""
     run: str
-    """A UUID, the same for all events of an attempt."""
+    """A UUID, the same for all events of an attempt. ``client.operations.find_run`` finds the operation."""
     key: str
     """The digest of the operation's key."""
     number: int
@@ -98,10 +98,6 @@ def unreadable(row: Row) -> Event:
     return Event(event_id, UNREADABLE, "", run_id(key, 0), key, number, 0, row["label"] or key, **labels)
 
 
-def run_id(key: str, attempt: int) -> str:
-    return str(uuid5(NAMESPACE, f"{key}/{attempt}"))
-
-
 def format_time(at: int) -> str:
     """Microseconds since 1970, as ISO 8601."""
     return (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -147,7 +143,7 @@ class _Run:
 
 def _update_run(runs: dict[int, _Run], entry: LogEntry, later: Sequence[LogEntry] = ()) -> None:
     """``later``: the entries that were written together with this one; the next may belong to the same event."""
-    run, fields = runs.setdefault(_attempt_of(entry), _Run()), entry.fields
+    run, fields = runs.setdefault(attempt_of(entry), _Run()), entry.fields
     if entry.kind == "claimed":
         run.claim, run.is_open = fields, True
         run.is_sovereign = any(each.kind == "sovereignty" for each in later[:1])
@@ -167,11 +163,11 @@ def _update_run(runs: dict[int, _Run], entry: LogEntry, later: Sequence[LogEntry
 
 def _end_run(runs: dict[int, _Run], entry: LogEntry) -> None:
     if entry.kind in ENDS:
-        runs[_attempt_of(entry)].is_open = False
+        runs[attempt_of(entry)].is_open = False
 
 
 def _events_of(row: Row, runs: dict[int, _Run], entry: LogEntry) -> Iterator[Event]:
-    attempt, fields = _attempt_of(entry), entry.fields
+    attempt, fields = attempt_of(entry), entry.fields
     run = runs[attempt]
     if entry.kind == "claimed":
         yield _event(row, run, entry, attempt, "START")
@@ -214,9 +210,3 @@ def _event(row: Row, run: _Run, entry: LogEntry, attempt: int, type: str, suffix
 
 def _outputs(row: Row, run: _Run) -> tuple[str, ...]:
     return tuple(run.claim.get("outputs") or ([row["dataset"]] if row["dataset"] else []))
-
-
-def _attempt_of(entry: LogEntry) -> int:
-    """For a rollback, the attempt that is rolled back, which its detail names."""
-    attempt = entry.fields.get("attempt") if entry.kind == "rollback" else None
-    return attempt if isinstance(attempt, int) else entry.attempt

@@ -6,7 +6,7 @@ the database.
 These are two statements: the first looks, takes the lease and writes the claim; the second writes the end and releases
 the lease. A retry, and an operation under a policy or on a sovereign dataset, takes the lease first:
 
-    operation_get → lease_acquire → operation_write(partial) │ the function │ operation_finish
+    operation_get → operation_acquire → operation_write(partial) │ the function │ operation_finish
 
 A process that dies leaves ``partial`` in the log, and its lease says whether it is alive. The end is written only while
 the lease is held, so a late owner is refused (FencedOut).
@@ -24,11 +24,11 @@ from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.lease.grant_async import AsyncLeaseGrant
-from holdfast.lease.handle_async import AsyncLease
+from holdfast.lease.handle_async import PATIENT, AsyncLease
 from holdfast.lease.keeper import Beat
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import OnLost
-from holdfast.operations.attempt_async import AsyncAttempt
+from holdfast.operations.attempt_async import AsyncAttempt, has_lost_owner
 from holdfast.operations.decide import (
     NO_PRIOR,
     Decision,
@@ -98,8 +98,8 @@ class AsyncLeasedAttempt(AsyncAttempt):
         self._op: AsyncOp | None = None
         self._unreported = [True]
         """Empty when ``on_lost`` was called. A list, because ``pop`` is atomic: a thread reports each loss."""
-        self.asked_at = 0.0
-        """When the row was fetched."""
+        self.answered_at = 0.0
+        """When the row was fetched, after the answer: an entry is never later than the database's clock."""
         self._released: AsyncWakeup | None = None
         """Set by a release of the lease, while this attempt is in the line of those that wait for it."""
 
@@ -116,7 +116,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
     def _lease_terms(self, name: str) -> LeaseTerms:
         terms = self.spec.terms
         on_lost: OnLost[AsyncLeaseGrant] = self._report_loss if callable(terms.on_lost) else terms.on_lost
-        return LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost)._replace(failover="owner")
+        return LeaseTerms.check(name, ttl=terms.ttl, on_lost=on_lost, kind="operation")._replace(failover="owner")
 
     def _report_loss(self, _grant: AsyncLeaseGrant) -> object:
         """Call the user's ``on_lost`` with ``op``, once: two leases may be lost. Returns what it returns, which may
@@ -196,17 +196,19 @@ class AsyncLeasedAttempt(AsyncAttempt):
             if prior.status is not None:
                 return prior
             latest.found_row = False
-        self.asked_at = now()
         has_begun = not spec.checks.before and not spec.terms.options.marks_effect
         handle = AsyncOperationLease(spec.engine, self._lease_terms(spec.lease_name), spec.claim_row(has_begun))
         grants: list[AsyncLeaseGrant] = []
         try:
             refusal = await handle._ask(grants)
+            self.answered_at = now()
             if refusal is None:
                 self.grant = grants[0]
-        except BaseException:
+        except BaseException as error:
             if grants:
                 grants[0]._abandon()
+            if (denied := self.policy_error(error)) is not None:
+                raise denied from error
             raise
         answer = handle.answer
         if self.grant is None:
@@ -216,7 +218,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
             return Prior.from_row({**json.loads(answer["known"]), "now": answer["now"]})
         self.prior, grants = Prior.none(answer["now"]), [self.grant]
         op = self._op = AsyncOp(
-            spec.key, self.prior, self.asked_at, attempt=1, fence=self.grant.fence, grants=grants,
+            spec.key, self.prior, self.answered_at, attempt=1, fence=self.grant.fence, grants=grants,
             chain=Chain(spec.key.digest, answer["pointer"]), save=self.save,
         )  # fmt: skip
         op._has_begun = has_begun
@@ -225,8 +227,8 @@ class AsyncLeasedAttempt(AsyncAttempt):
         return op
 
     async def fetch_prior(self) -> Prior:
-        self.asked_at = now()
         [row] = await self.spec.engine.call("operation_get", {"key": self.spec.key.digest})
+        self.answered_at = now()
         return Prior.from_row(row)
 
     async def acquire(self, started: float) -> bool:
@@ -246,8 +248,11 @@ class AsyncLeasedAttempt(AsyncAttempt):
         return True
 
     async def try_acquire(self) -> bool:
-        """Acquire the lease, and that of a sovereign dataset, without waiting."""
-        self.grant = await self._lease(self.spec.lease_name).try_acquire()
+        """Acquire the lease, and that of a sovereign dataset, without waiting for an owner that lives."""
+        await has_lost_owner(self.spec.engine, self.spec.owner_names)
+        lease = self._lease(self.spec.lease_name)
+        lease._busy_patience = PATIENT  # another takeover from the same dead process makes a purge begin
+        self.grant = await lease.try_acquire()
         return self.grant is not None and await self.lock_dataset()
 
     async def lock_dataset(self) -> bool:
@@ -299,7 +304,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
         is_sensitive = spec.governed is not None and self.policy.is_sensitive
         grants = self.grants()
         op = self._op = AsyncOp(
-            spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence, grants=grants
+            spec.key, prior, self.answered_at, attempt=prior.attempt + 1, fence=self.held_grant.fence, grants=grants
         )
         if op.lost:
             spec.engine.owner.notify(self._report_loss, grants[0])
@@ -317,7 +322,8 @@ class AsyncLeasedAttempt(AsyncAttempt):
             op.attempt, op._has_begun = prior.attempt + 1, False
         else:
             op._add_entry("lock_acquired", self.lock_detail())
-        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
+        approval = None if self._policy is None else self._policy.approval
+        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket, approval))
         if not spec.checks.before and not spec.terms.options.marks_effect and not is_sensitive:
             op._has_begun = True
             op._add_entry("effect_started")
@@ -345,10 +351,10 @@ class AsyncLeasedAttempt(AsyncAttempt):
         spec = self.spec
         try:
             if decision is Decision.ROLL_BACK and spec.rollback is not None:
-                await self.roll_back(spec.rollback, prior, self.asked_at)
+                await self.roll_back(spec.rollback, prior, self.answered_at)
                 op._add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
             elif spec.verify is not None:
-                done = await self.probe(spec.verify, prior, self.asked_at)
+                done = await self.probe(spec.verify, prior, self.answered_at)
                 if done is not None:
                     return await self.succeed(op, done.result)
             op._add_release()
@@ -433,6 +439,16 @@ class AsyncLeasedAttempt(AsyncAttempt):
         finally:
             await self.release()
 
+    async def correct(self, op: AsyncOp, status: str, actor: str, reason: str, **more: Any) -> None:
+        """Write what an operator has decided, with an entry in the audit, and release the lease. ``changed_error`` when
+        the log has changed."""
+        op._add_release()
+        try:
+            if await self.write(op, status, "operation_correct", actor=actor, reason=reason, **more) != "done":
+                raise self.changed_error(self.spec.key)
+        finally:
+            await self.release()
+
     async def save(self, op: AsyncOp) -> None:
         """Write the pending entries of a running attempt."""
         if await self.write(op, "partial") != "done":
@@ -450,6 +466,8 @@ class AsyncLeasedAttempt(AsyncAttempt):
         try:
             [answer] = await self.spec.engine.call(statement, row, again={"again": True})
         except Refused as error:
+            if (denied := self.policy_error(error)) is not None:
+                raise denied from error
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise
             raise _fenced_out(op.key) from error

@@ -36,6 +36,7 @@ Kind = Literal[
 KINDS: tuple[str, ...] = get_args(Kind)
 ENDS = ("success", "failure", "rollback", "reset")
 """The kinds that end an attempt."""
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 # Entries
@@ -74,6 +75,31 @@ class LogEntry:
     def pointer(self) -> str:
         """The value of ``wal_pointer`` while this is the last entry."""
         return f"{self.number}:{self.hash}"
+
+    @property
+    def run(self) -> str:
+        """The id of the run in lineage that this entry belongs to."""
+        return run_id(self.operation, attempt_of(self))
+
+
+def attempt_of(entry: LogEntry) -> int:
+    """The attempt that an entry is about: for a rollback, the attempt that is rolled back, which its detail names."""
+    attempt = entry.fields.get("attempt") if entry.kind == "rollback" else None
+    return attempt if isinstance(attempt, int) else entry.attempt
+
+
+def run_id(key: str, attempt: int) -> str:
+    """The id of an attempt in lineage: a UUID of version 8, whose first 12 digits are those of the operation's key. So
+    an index finds the operation, see ``key_prefix``."""
+    own = sha256(f"{key}/{attempt}".encode()).hexdigest()
+    return f"{key[:8]}-{key[8:12]}-8{own[:3]}-8{own[3:6]}-{own[6:18]}"
+
+
+def key_prefix(run: object) -> str:
+    """The first digits of the key of the operation that a run is an attempt of. ValueError unless ``run`` is a UUID."""
+    if not isinstance(run, str) or not _UUID.fullmatch(run):
+        raise ValueError(f"run must be a UUID in lower case, as in the events of lineage, not {run!r:.80}")
+    return run[:8] + run[9:13]
 
 
 def hash_entry(

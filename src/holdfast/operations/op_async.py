@@ -53,7 +53,7 @@ class AsyncOp:
     _is_closed = False
 
     def __init__(
-        self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
+        self, key: Key, prior: Prior, answered_at: float, *, attempt: int, fence: int = 0,
         checkpoints: Mapping[str, Any] | None = None, chain: Chain | None = None,
         save: Callable[[AsyncOp], Awaitable[None]] | None = None, grants: Sequence[AsyncLeaseGrant] = (),
     ) -> None:  # fmt: skip
@@ -65,7 +65,7 @@ class AsyncOp:
         """Writes the pending entries; None: they are written at the end."""
         self._grants = grants
         """Of the leases under which it runs: its own, and that of a sovereign dataset. None in a transaction."""
-        self._asked_at, self._server_time = asked_at, prior.now
+        self._answered_at, self._server_time = answered_at, prior.now
         self._dead_prior = prior if prior.status == "partial" else None
         """The attempt that a dead owner left without an end."""
 
@@ -128,7 +128,7 @@ class AsyncOp:
         async with self._mutex():
             if self._is_closed:
                 raise RuntimeError(f"operation {self.key.label!r} has ended: nothing can be recorded for it any more")
-            at = self._server_time + now() - self._asked_at
+            at = self._server_time + now() - self._answered_at
             self._chain.entries.append((kind, self.attempt, self.fence, at, detail, None))
             if self._save is not None:
                 await self._save(self)
@@ -149,7 +149,7 @@ class AsyncOp:
             detail = {**(detail or {}), "energy": self._energy}
         if kind == "rollback":
             self._dead_prior = None
-        at = self._server_time + now() - self._asked_at
+        at = self._server_time + now() - self._answered_at
         self._chain.entries.append((kind, self.attempt, self.fence, at, detail, payload_hash))
 
     def _add_claim(self, entries: list[tuple[str, dict[str, Any] | None]]) -> None:
@@ -157,20 +157,20 @@ class AsyncOp:
         dead, self._dead_prior = self._dead_prior, None
         if dead is not None:
             error = format_error(dead.error_fields) if dead.error else "its owner died"
-            at = self._server_time + now() - self._asked_at
+            at = self._server_time + now() - self._answered_at
             self._chain.entries.append(("failure", dead.attempt, self.fence, at, {"error": error}, None))
         for kind, detail in entries:
             self._add_entry(kind, detail)
 
     def _add_release(self) -> None:
         """Add the last entry of an attempt: how long it held the lock."""
-        held = now() - self._asked_at
+        held = now() - self._answered_at
         at, detail = self._server_time + held, f'{{"held":{held:.6f}}}'
         self._chain.entries.append(("lock_released", self.attempt, self.fence, at, detail, None))
 
     def _held_seconds(self) -> float:
-        """Seconds since the lock was requested."""
-        return now() - self._asked_at
+        """Seconds since the database answered."""
+        return now() - self._answered_at
 
 
 # Calls of user functions

@@ -152,6 +152,8 @@ class Operation:
             return attempt.succeed(op, op.result)
         except BaseException as error:
             attempt.fail(op, error)
+            if (denied := attempt.policy_error(error)) is not None:
+                raise denied from error
             raise
 
     def _pop_block(self) -> tuple[Attempt | None, Op]:
@@ -254,6 +256,7 @@ def _run(
             return _run_attempt(attempt, function, args, kwargs)
         except BaseException as error:
             attempt.drop()
+            spec = attempt.spec
             if not isinstance(error, Exception) or isinstance(error, OperationFailed):
                 raise
             if last_error is not None and not attempt.has_begun:
@@ -286,6 +289,7 @@ def _run_attempt(attempt: Attempt, function: Function, args: Any, kwargs: Any) -
         except BaseException as error:
             problem = attempt.leave(error) or error
             if not attempt.fail(op, problem):
+                problem = attempt.policy_error(problem) or problem
                 if problem is error:
                     raise
                 raise problem from error

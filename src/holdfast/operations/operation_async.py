@@ -157,6 +157,8 @@ class AsyncOperation:
             return await attempt.succeed(op, op.result)
         except BaseException as error:
             await attempt.fail(op, error)
+            if (denied := attempt.policy_error(error)) is not None:
+                raise denied from error
             raise
 
     def _pop_block(self) -> tuple[AsyncAttempt | None, AsyncOp]:
@@ -259,6 +261,7 @@ async def _run(
             return await _run_attempt(attempt, function, args, kwargs)
         except BaseException as error:
             await attempt.drop()
+            spec = attempt.spec
             if not isinstance(error, Exception) or isinstance(error, OperationFailed):
                 raise
             if last_error is not None and not attempt.has_begun:
@@ -291,6 +294,7 @@ async def _run_attempt(attempt: AsyncAttempt, function: Function, args: Any, kwa
         except BaseException as error:
             problem = attempt.leave(error) or error
             if not await attempt.fail(op, problem):
+                problem = attempt.policy_error(problem) or problem
                 if problem is error:
                     raise
                 raise problem from error

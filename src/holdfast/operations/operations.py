@@ -22,13 +22,14 @@ from holdfast.database.engine import Engine
 from holdfast.doctor import operations as doctor_operations
 from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
+from holdfast.governance.policies import Policies
 from holdfast.keys import OperationKey, PlainKey, as_key
-from holdfast.names import Unset, check_limit, check_name, check_said, check_seconds
+from holdfast.names import OPERATION, Unset, check_limit, check_name, check_said, check_seconds
 from holdfast.operations.archive import archive_line, archived_entry, parse_archive
-from holdfast.operations.attempt import fetch_entries
+from holdfast.operations.attempt import ALL_OWNERS, fetch_entries, has_lost_owner
 from holdfast.operations.batch import Batch
 from holdfast.operations.batch_terms import Progress, check_batch
-from holdfast.operations.decide import LEASE_PREFIX, StoredKey, error_record, format_error
+from holdfast.operations.decide import StoredKey, error_record, format_error, in_progress
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.log import (
     LogCursor,
@@ -43,8 +44,10 @@ from holdfast.operations.log import (
     dump_entries,
     fold,
     hash_in_pointer,
+    key_prefix,
     parse_operations,
     parse_page,
+    run_id,
     unknown_pointer,
     verify_operation,
 )
@@ -69,7 +72,7 @@ from holdfast.runtime.concurrency import CancelScope, check_callable, maybe_awai
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Moment, Policy
+    from holdfast.governance.policy import Moment
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -87,6 +90,8 @@ RECOVERY_TERMS = OperationTerms.check(
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "undone", "running")
 _PREFIX = re.compile("[0-9a-f]{4,64}")
+_LINEAGE = {"inputs", "outputs", "contract"}
+"""The fields of a claim that declares lineage."""
 
 # ``list`` is a method inside of the class.
 Rows = list[dict[str, Any]]
@@ -116,8 +121,8 @@ class Archived:
 class Operations:
     """``client.operations``. A single operation to be run is ``client.operation(key)``."""
 
-    def __init__(self, engine: Engine, rules: Policy | None = None, energy: Meter | None = None) -> None:
-        self._engine, self._rules, self._meter = engine, rules, energy
+    def __init__(self, engine: Engine, policies: Policies | None = None, energy: Meter | None = None) -> None:
+        self._engine, self._policies, self._meter = engine, policies or Policies(engine), energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -134,19 +139,16 @@ class Operations:
     # Records
 
     def get(self, key: OperationKey | str) -> OperationRecord | None:
-        """The record of an operation, or None when it was never begun. Looks for the owner of a
-        running one, and records when it is gone. A read-only client does not look: to it the operation is running until
-        another client has looked, or the lease expires."""
-        parameters = {"key": as_key(key).digest, "limit": 1}
-        rows = self._engine.call("operation_list", parameters)
-        if rows and rows[0]["alive"] and not self._engine.read_only:
-            [look] = self._engine.call("operation_look", {"key": rows[0]["key"], "lease": rows[0]["owner"]})
-            if look["seconds"] == 0:
-                rows = self._engine.call("operation_list", parameters)
-        return OperationRecord._of(rows[0]) if rows else None
+        """The record of an operation, or None when it was never begun."""
+        records = self._fetch("operation_list", {"key": as_key(key).digest, "limit": 1})
+        return records[0] if records else None
 
     def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
-        """The latest first. ``status``: success | failure | running | partial (its owner is dead) | undone."""
+        """The latest first. ``status``: success | failure | running | partial (its owner is dead) | undone.
+
+        If operations are running, this looks for their owners, as ``get`` and ``match`` do, and records when one is
+        dead, which takes half a second. A read-only client does not look: to it an operation is running until another
+        client has looked, or the lease expires."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         check_limit(limit)
@@ -156,7 +158,7 @@ class Operations:
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "limit": MAX_LIMIT if is_unfinished else limit,
         }
-        records = [OperationRecord._of(row) for row in self._engine.call("operation_list", parameters)]
+        records = self._fetch("operation_list", parameters)
         return [record for record in records if status in (None, record.status)][:limit]
 
     def find(self, key: OperationKey | str) -> OperationRecord:
@@ -174,10 +176,28 @@ class Operations:
         check_pointer(record.label, fetch_entries(self._engine, record.key), str(key))
         return record
 
+    def find_run(self, run: str) -> OperationRecord:
+        """The record of the operation that a run in lineage is an attempt of, the last one or one before: ``run`` of an
+        event, the runId in OpenLineage. LookupError when there is none."""
+        for record in self.match(key_prefix(run), limit=MAX_LIMIT):
+            if any(run_id(record.key, attempt) == run for attempt in range(record.attempt + 1)):
+                return record
+        raise LookupError(f"no operation has the run {run}: it is of another database")
+
     def match(self, prefix: str, *, limit: int = 10) -> Records:
         """The operations whose digest begins with these 4 to 64 hexadecimal digits, in the order of their digests."""
         parameters = {"prefix": _check_prefix(prefix), "limit": check_limit(limit)}
-        rows = self._engine.call("operation_match", parameters)
+        return self._fetch("operation_match", parameters)
+
+    def _fetch(self, statement: str, parameters: dict[str, Any]) -> Records:
+        rows = self._engine.call(statement, parameters)
+        running = [row for row in rows if row["alive"]]
+        if len(running) == 1:
+            names = {"key": running[0]["key"], "lease": running[0]["owner"], "dataset": None}
+        else:
+            names = ALL_OWNERS
+        if running and has_lost_owner(self._engine, names):
+            rows = self._engine.call(statement, parameters)
         return [OperationRecord._of(row) for row in rows]
 
     # Many at once
@@ -253,6 +273,8 @@ class Operations:
         policy lets only certain actors roll it back, because there is no actor here.
         """
         recoveries: Recoveries = []
+        check_limit(limit)
+        self._policies._refresh()
         for record in self.list(status="partial", limit=limit):
             recovery = self._recover(record)
             if recovery is None:
@@ -292,6 +314,7 @@ class Operations:
         check_said(actor, "actor")
         check_said(reason, "reason", 1000)
         record = self.find(key)
+        self._policies._refresh()
         self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
         expected = None if hash_in_pointer(key) is None else record.pointer
         (self._recovery(record)).roll_back(actor, reason, expected)
@@ -309,10 +332,10 @@ class Operations:
         record = self.get(key)
         if record is None:
             raise LookupError(f"there is no operation {as_key(key).label!r}")
+        self._policies._refresh()
         self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
         (self._recovery(record)).complete(encoded, actor, reason)
         self._publish("operation.rewritten", record, reason="complete")
-        self._close_reviews(record.key, "done", actor, reason)
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let an operation be run as if it were new: its attempts, result and payload are forgotten, its reviews are
@@ -324,11 +347,16 @@ class Operations:
         subject: OperationRecord | ReviewRecord | None = record or self._fetch_review(as_key(key).digest)
         if subject is None:
             raise LookupError(f"there is no operation {as_key(key).label!r}")
+        self._policies._refresh()
         self._permit("reset", actor=actor, justification=reason, **policy_fields(subject))
         if record is not None:
             (self._recovery(record)).reset(actor, reason)
             self._publish("operation.rewritten", record, reason="reset")
-        self._close_reviews(subject.key, "reset", actor, reason)
+            return
+        parameters = {"key": subject.key, "label": subject.label, "status": "failure", "actor": actor, "reason": reason}
+        [row] = self._engine.call("operation_correct", parameters)
+        if row["state"] != "done":
+            raise in_progress(as_key(key))
 
     # The log
 
@@ -377,15 +405,17 @@ class Operations:
         the others. ``write(lines)`` must have stored them durably when it returns; it is called before anything is
         deleted.
 
-        Unfinished operations stay, and so do those with unpublished lineage or a broken chain.
+        Unfinished operations stay, and so do those with a broken chain or unpublished lineage: a relay has not come to
+        it, or it was declared (``lineage=``, ``op.emit``) and no relay has ever run.
         """
         check_callable(write, "write")
         limit, done = int(_timestamp(before, "before") * 1_000_000), 0
         left: dict[str, str] = {}
+        [health] = self._engine.call("operation_health", {"stale": 0.0, "enough": 1})
         for page in self._fetch_pages(None, None):
             ready = []
             for logged in parse_operations(page):
-                reason = _reason_to_stay(logged, limit)
+                reason = _reason_to_stay(logged, limit, relayed=bool(health["relayed"]))
                 if reason is None:
                     ready.append(logged)
                 elif reason:
@@ -450,6 +480,7 @@ class Operations:
     ) -> SpecBuilder:  # fmt: skip
         """Check the arguments of an operation. Returns a function that builds its spec, because key and payload are
         known only when it is run. ``terms``: see OperationTerms. TypeError or ValueError when an argument is wrong."""
+        policies = self._policies
         undo, probe, name = self._resolve_handlers(rollback, verify)
         conditions = check_group(checks, NO_CHECKS, "checks")
         datasets = check_group(lineage, NO_LINEAGE, "lineage", "holdfast.lineage")
@@ -469,20 +500,11 @@ class Operations:
             check_batch(checked, conditions)
 
         def build_spec(key: OperationKey | PlainKey, fingerprint: str | None, payload: object) -> OperationSpec:
-            """The spec, governed by the client's policy. The policy decides whether the dataset is sovereign: whether
-            its operations exclude each other."""
             spec = OperationSpec(
                 self._engine, key, fingerprint, checked, undo, name, probe, conditions, lineage=datasets,
-                meter=self._meter,
+                meter=self._meter, policies=policies, policy_version=policies._version, payload=payload,
             )  # fmt: skip
-            if self._rules is None and not checked.options.sovereign:
-                return spec
-            from holdfast.governance.policy import govern
-
-            policy = govern(
-                self._rules, key, sovereign=checked.options.sovereign, payload=payload, outputs=datasets.outputs
-            )
-            return spec._replace(governed=policy, sovereign=policy is not None and policy.demands.sovereign)
+            return spec if policies._rules is None and not checked.options.sovereign else spec.govern()
 
         return build_spec
 
@@ -508,12 +530,8 @@ class Operations:
 
     def _permit(self, moment: Moment, **fields: Any) -> None:
         """PolicyDenied unless the policy allows it."""
-        if self._rules is not None:
-            self._rules.permit(moment, **fields)
-
-    def _close_reviews(self, key: str, outcome: str, actor: str, reason: str) -> None:
-        parameters = {"key": key, "outcome": outcome, "actor": actor, "answer": reason}
-        self._engine.call("review_close", parameters)
+        if self._policies._rules is not None:
+            self._policies._rules.permit(moment, **fields)
 
     def _fetch_review(self, key: str) -> ReviewRecord | None:
         rows = self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})
@@ -522,7 +540,7 @@ class Operations:
     def _recovery(self, record: OperationRecord) -> Recovery:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
         key = StoredKey(record.key, record.label, dataset=record.dataset)
-        lease = record.owner or f"{LEASE_PREFIX}{record.key[:32]}"
+        lease = record.owner or f"{OPERATION}{record.key[:32]}"
         return Recovery(
             OperationSpec(
                 self._engine, key, None, RECOVERY_TERMS, handlers.rollback, record.rollback, handlers.verify,
@@ -532,7 +550,8 @@ class Operations:
 
     def _is_sovereign(self, record: OperationRecord) -> bool:
         """By the policy as it is now, or by the entries; true also when those cannot be parsed."""
-        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        rules = self._policies._rules
+        demands = None if rules is None else rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
         try:
@@ -597,13 +616,17 @@ def _check_terms(arguments: dict[str, Any]) -> OperationTerms:
     return terms
 
 
-def _reason_to_stay(logged: LoggedOperation, limit: int) -> str | None:
+def _reason_to_stay(logged: LoggedOperation, limit: int, *, relayed: bool) -> str | None:
     """Why an operation is not archived; empty when that needs no report; None when it can be."""
     problems = [problem.told for problem in verify_operation(logged) if problem.broken]
     if problems:
         return f"its chain is broken: {problems[0]}"
     is_archived = len(logged.entries) == 1 and logged.entries[0].kind == "archived"
-    return None if logged.status != "partial" and not is_archived and logged.entries[-1].at < limit else ""
+    if logged.status == "partial" or is_archived or logged.entries[-1].at >= limit:
+        return ""
+    if not relayed and any(_LINEAGE & entry.fields.keys() for entry in logged.entries if entry.kind == "claimed"):
+        return "its lineage is not published, and no relay has ever run: run one (holdfast relay run)"
+    return None
 
 
 def _digest(key: OperationKey | str | None) -> str | None:

@@ -21,13 +21,14 @@ from holdfast.database.engine_async import AsyncEngine
 from holdfast.doctor import operations as doctor_operations
 from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
+from holdfast.governance.policies_async import AsyncPolicies
 from holdfast.keys import OperationKey, PlainKey, as_key
-from holdfast.names import Unset, check_limit, check_name, check_said, check_seconds
+from holdfast.names import OPERATION, Unset, check_limit, check_name, check_said, check_seconds
 from holdfast.operations.archive import archive_line, archived_entry, parse_archive
-from holdfast.operations.attempt_async import fetch_entries
+from holdfast.operations.attempt_async import ALL_OWNERS, fetch_entries, has_lost_owner
 from holdfast.operations.batch_async import AsyncBatch
 from holdfast.operations.batch_terms import BatchArguments, Progress, check_batch
-from holdfast.operations.decide import LEASE_PREFIX, StoredKey, error_record, format_error
+from holdfast.operations.decide import StoredKey, error_record, format_error, in_progress
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.log import (
     LogCursor,
@@ -42,8 +43,10 @@ from holdfast.operations.log import (
     dump_entries,
     fold,
     hash_in_pointer,
+    key_prefix,
     parse_operations,
     parse_page,
+    run_id,
     unknown_pointer,
     verify_operation,
 )
@@ -68,7 +71,7 @@ from holdfast.runtime.concurrency_async import AsyncCancelScope, check_callable,
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Moment, Policy
+    from holdfast.governance.policy import Moment
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -86,6 +89,8 @@ RECOVERY_TERMS = OperationTerms.check(
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "undone", "running")
 _PREFIX = re.compile("[0-9a-f]{4,64}")
+_LINEAGE = {"inputs", "outputs", "contract"}
+"""The fields of a claim that declares lineage."""
 
 # ``list`` is a method inside of the class.
 Rows = list[dict[str, Any]]
@@ -115,8 +120,8 @@ class Archived:
 class AsyncOperations:
     """``client.operations``. A single operation to be run is ``client.operation(key)``."""
 
-    def __init__(self, engine: AsyncEngine, rules: Policy | None = None, energy: Meter | None = None) -> None:
-        self._engine, self._rules, self._meter = engine, rules, energy
+    def __init__(self, engine: AsyncEngine, policies: AsyncPolicies | None = None, energy: Meter | None = None) -> None:
+        self._engine, self._policies, self._meter = engine, policies or AsyncPolicies(engine), energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -133,19 +138,16 @@ class AsyncOperations:
     # Records
 
     async def get(self, key: OperationKey | str) -> OperationRecord | None:
-        """The record of an operation, or None when it was never begun. Looks for the owner of a
-        running one, and records when it is gone. A read-only client does not look: to it the operation is running until
-        another client has looked, or the lease expires."""
-        parameters = {"key": as_key(key).digest, "limit": 1}
-        rows = await self._engine.call("operation_list", parameters)
-        if rows and rows[0]["alive"] and not self._engine.read_only:
-            [look] = await self._engine.call("operation_look", {"key": rows[0]["key"], "lease": rows[0]["owner"]})
-            if look["seconds"] == 0:
-                rows = await self._engine.call("operation_list", parameters)
-        return OperationRecord._of(rows[0]) if rows else None
+        """The record of an operation, or None when it was never begun."""
+        records = await self._fetch("operation_list", {"key": as_key(key).digest, "limit": 1})
+        return records[0] if records else None
 
     async def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
-        """The latest first. ``status``: success | failure | running | partial (its owner is dead) | undone."""
+        """The latest first. ``status``: success | failure | running | partial (its owner is dead) | undone.
+
+        If operations are running, this looks for their owners, as ``get`` and ``match`` do, and records when one is
+        dead, which takes half a second. A read-only client does not look: to it an operation is running until another
+        client has looked, or the lease expires."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         check_limit(limit)
@@ -155,7 +157,7 @@ class AsyncOperations:
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "limit": MAX_LIMIT if is_unfinished else limit,
         }
-        records = [OperationRecord._of(row) for row in await self._engine.call("operation_list", parameters)]
+        records = await self._fetch("operation_list", parameters)
         return [record for record in records if status in (None, record.status)][:limit]
 
     async def find(self, key: OperationKey | str) -> OperationRecord:
@@ -173,10 +175,28 @@ class AsyncOperations:
         check_pointer(record.label, await fetch_entries(self._engine, record.key), str(key))
         return record
 
+    async def find_run(self, run: str) -> OperationRecord:
+        """The record of the operation that a run in lineage is an attempt of, the last one or one before: ``run`` of an
+        event, the runId in OpenLineage. LookupError when there is none."""
+        for record in await self.match(key_prefix(run), limit=MAX_LIMIT):
+            if any(run_id(record.key, attempt) == run for attempt in range(record.attempt + 1)):
+                return record
+        raise LookupError(f"no operation has the run {run}: it is of another database")
+
     async def match(self, prefix: str, *, limit: int = 10) -> Records:
         """The operations whose digest begins with these 4 to 64 hexadecimal digits, in the order of their digests."""
         parameters = {"prefix": _check_prefix(prefix), "limit": check_limit(limit)}
-        rows = await self._engine.call("operation_match", parameters)
+        return await self._fetch("operation_match", parameters)
+
+    async def _fetch(self, statement: str, parameters: dict[str, Any]) -> Records:
+        rows = await self._engine.call(statement, parameters)
+        running = [row for row in rows if row["alive"]]
+        if len(running) == 1:
+            names = {"key": running[0]["key"], "lease": running[0]["owner"], "dataset": None}
+        else:
+            names = ALL_OWNERS
+        if running and await has_lost_owner(self._engine, names):
+            rows = await self._engine.call(statement, parameters)
         return [OperationRecord._of(row) for row in rows]
 
     # Many at once
@@ -262,6 +282,8 @@ class AsyncOperations:
         policy lets only certain actors roll it back, because there is no actor here.
         """
         recoveries: Recoveries = []
+        check_limit(limit)
+        await self._policies._refresh()
         for record in await self.list(status="partial", limit=limit):
             recovery = await self._recover(record)
             if recovery is None:
@@ -301,6 +323,7 @@ class AsyncOperations:
         check_said(actor, "actor")
         check_said(reason, "reason", 1000)
         record = await self.find(key)
+        await self._policies._refresh()
         self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
         expected = None if hash_in_pointer(key) is None else record.pointer
         await (await self._recovery(record)).roll_back(actor, reason, expected)
@@ -318,10 +341,10 @@ class AsyncOperations:
         record = await self.get(key)
         if record is None:
             raise LookupError(f"there is no operation {as_key(key).label!r}")
+        await self._policies._refresh()
         self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
         await (await self._recovery(record)).complete(encoded, actor, reason)
         await self._publish("operation.rewritten", record, reason="complete")
-        await self._close_reviews(record.key, "done", actor, reason)
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let an operation be run as if it were new: its attempts, result and payload are forgotten, its reviews are
@@ -333,11 +356,16 @@ class AsyncOperations:
         subject: OperationRecord | ReviewRecord | None = record or await self._fetch_review(as_key(key).digest)
         if subject is None:
             raise LookupError(f"there is no operation {as_key(key).label!r}")
+        await self._policies._refresh()
         self._permit("reset", actor=actor, justification=reason, **policy_fields(subject))
         if record is not None:
             await (await self._recovery(record)).reset(actor, reason)
             await self._publish("operation.rewritten", record, reason="reset")
-        await self._close_reviews(subject.key, "reset", actor, reason)
+            return
+        parameters = {"key": subject.key, "label": subject.label, "status": "failure", "actor": actor, "reason": reason}
+        [row] = await self._engine.call("operation_correct", parameters)
+        if row["state"] != "done":
+            raise in_progress(as_key(key))
 
     # The log
 
@@ -386,15 +414,17 @@ class AsyncOperations:
         the others. ``write(lines)`` must have stored them durably when it returns; it is called before anything is
         deleted.
 
-        Unfinished operations stay, and so do those with unpublished lineage or a broken chain.
+        Unfinished operations stay, and so do those with a broken chain or unpublished lineage: a relay has not come to
+        it, or it was declared (``lineage=``, ``op.emit``) and no relay has ever run.
         """
         check_callable(write, "write")
         limit, done = int(_timestamp(before, "before") * 1_000_000), 0
         left: dict[str, str] = {}
+        [health] = await self._engine.call("operation_health", {"stale": 0.0, "enough": 1})
         async for page in self._fetch_pages(None, None):
             ready = []
             for logged in parse_operations(page):
-                reason = _reason_to_stay(logged, limit)
+                reason = _reason_to_stay(logged, limit, relayed=bool(health["relayed"]))
                 if reason is None:
                     ready.append(logged)
                 elif reason:
@@ -459,6 +489,7 @@ class AsyncOperations:
     ) -> SpecBuilder:  # fmt: skip
         """Check the arguments of an operation. Returns a function that builds its spec, because key and payload are
         known only when it is run. ``terms``: see OperationTerms. TypeError or ValueError when an argument is wrong."""
+        policies = self._policies
         undo, probe, name = self._resolve_handlers(rollback, verify)
         conditions = check_group(checks, NO_CHECKS, "checks")
         datasets = check_group(lineage, NO_LINEAGE, "lineage", "holdfast.lineage")
@@ -478,20 +509,11 @@ class AsyncOperations:
             check_batch(checked, conditions)
 
         def build_spec(key: OperationKey | PlainKey, fingerprint: str | None, payload: object) -> AsyncOperationSpec:
-            """The spec, governed by the client's policy. The policy decides whether the dataset is sovereign: whether
-            its operations exclude each other."""
             spec = AsyncOperationSpec(
                 self._engine, key, fingerprint, checked, undo, name, probe, conditions, lineage=datasets,
-                meter=self._meter,
+                meter=self._meter, policies=policies, policy_version=policies._version, payload=payload,
             )  # fmt: skip
-            if self._rules is None and not checked.options.sovereign:
-                return spec
-            from holdfast.governance.policy import govern
-
-            policy = govern(
-                self._rules, key, sovereign=checked.options.sovereign, payload=payload, outputs=datasets.outputs
-            )
-            return spec._replace(governed=policy, sovereign=policy is not None and policy.demands.sovereign)
+            return spec if policies._rules is None and not checked.options.sovereign else spec.govern()
 
         return build_spec
 
@@ -517,12 +539,8 @@ class AsyncOperations:
 
     def _permit(self, moment: Moment, **fields: Any) -> None:
         """PolicyDenied unless the policy allows it."""
-        if self._rules is not None:
-            self._rules.permit(moment, **fields)
-
-    async def _close_reviews(self, key: str, outcome: str, actor: str, reason: str) -> None:
-        parameters = {"key": key, "outcome": outcome, "actor": actor, "answer": reason}
-        await self._engine.call("review_close", parameters)
+        if self._policies._rules is not None:
+            self._policies._rules.permit(moment, **fields)
 
     async def _fetch_review(self, key: str) -> ReviewRecord | None:
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "limit": 1})
@@ -531,7 +549,7 @@ class AsyncOperations:
     async def _recovery(self, record: OperationRecord) -> AsyncRecovery:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
         key = StoredKey(record.key, record.label, dataset=record.dataset)
-        lease = record.owner or f"{LEASE_PREFIX}{record.key[:32]}"
+        lease = record.owner or f"{OPERATION}{record.key[:32]}"
         return AsyncRecovery(
             AsyncOperationSpec(
                 self._engine, key, None, RECOVERY_TERMS, handlers.rollback, record.rollback, handlers.verify,
@@ -541,7 +559,8 @@ class AsyncOperations:
 
     async def _is_sovereign(self, record: OperationRecord) -> bool:
         """By the policy as it is now, or by the entries; true also when those cannot be parsed."""
-        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        rules = self._policies._rules
+        demands = None if rules is None else rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
         try:
@@ -606,13 +625,17 @@ def _check_terms(arguments: dict[str, Any]) -> OperationTerms:
     return terms
 
 
-def _reason_to_stay(logged: LoggedOperation, limit: int) -> str | None:
+def _reason_to_stay(logged: LoggedOperation, limit: int, *, relayed: bool) -> str | None:
     """Why an operation is not archived; empty when that needs no report; None when it can be."""
     problems = [problem.told for problem in verify_operation(logged) if problem.broken]
     if problems:
         return f"its chain is broken: {problems[0]}"
     is_archived = len(logged.entries) == 1 and logged.entries[0].kind == "archived"
-    return None if logged.status != "partial" and not is_archived and logged.entries[-1].at < limit else ""
+    if logged.status == "partial" or is_archived or logged.entries[-1].at >= limit:
+        return ""
+    if not relayed and any(_LINEAGE & entry.fields.keys() for entry in logged.entries if entry.kind == "claimed"):
+        return "its lineage is not published, and no relay has ever run: run one (holdfast relay run)"
+    return None
 
 
 def _digest(key: OperationKey | str | None) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
+from holdfast.operations.log import run_id
 from holdfast.timestamps import as_datetime
 
 Row = Mapping[str, Any]
@@ -82,6 +83,11 @@ class OperationRecord:
     created_at: datetime
     updated_at: datetime
     expires_at: datetime | None
+
+    @property
+    def run(self) -> str:
+        """The id of the last attempt in lineage: ``run`` of its events, the runId in OpenLineage."""
+        return run_id(self.key, self.attempt)
 
     @classmethod
     def _of(cls, row: Row) -> OperationRecord:

@@ -99,6 +99,7 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
     async def _parse_claim(self, row: Row) -> TransactionClaim:
         """ValueError when the connection is to another database than the client's: its log would not be found."""
         claim = TransactionClaim.from_row(row)
+        self.check_policy_version(claim.policy)
         location = self.spec.engine.state(LogLocation)
         if claim.log_oid != location.oid:  # not fetched yet, or the tables were recreated
             [row] = await self.spec.engine.call("operation_begin", {"key": "", "lease": ""})
@@ -117,18 +118,18 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
             return True
         return TransactionClaim.from_row(await self._connection.write("operation_begin", claim)).is_free
 
-    async def _start(self, decision: Decision, prior: Prior, asked_at: float) -> AsyncOp | Outcome[Any]:
+    async def _start(self, decision: Decision, prior: Prior, answered_at: float) -> AsyncOp | Outcome[Any]:
         """The lock is ours: recover a dead attempt, and begin the next one."""
         spec = self.spec
         if self._policy is not None:
             self._policy.spend_approval()
-        op = AsyncOp(spec.key, prior, asked_at, attempt=prior.attempt + 1)
+        op = AsyncOp(spec.key, prior, answered_at, attempt=prior.attempt + 1)
         if decision is not Decision.EXECUTE:
             try:
-                done = await self._recover(decision, prior, asked_at)
+                done = await self._recover(decision, prior, answered_at)
             except Exception as error:
                 if not self.is_uncounted(error):
-                    self._failed_recovery = decision, prior, asked_at, error
+                    self._failed_recovery = decision, prior, answered_at, error
                 raise
             if done is not None:
                 op.attempt = prior.attempt
@@ -137,19 +138,20 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
         op._add_entry("lock_acquired", spec.lock_detail())
         if decision is Decision.ROLL_BACK:
             op._add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
-        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
+        approval = None if self._policy is None else self._policy.approval
+        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket, approval))
         op._has_begun = True  # not written before the end, and then it is true
         return op
 
-    async def _recover(self, decision: Decision, prior: Prior, asked_at: float) -> Done | None:
+    async def _recover(self, decision: Decision, prior: Prior, answered_at: float) -> Done | None:
         """Undo the dead attempt, or probe whether it is done. Done if it is; None when the operation is to be run."""
         if decision is Decision.ROLL_BACK:
             assert self.spec.rollback is not None  # checked with the terms: on_partial="rollback" needs one
-            await self.roll_back(self.spec.rollback, prior, asked_at)
+            await self.roll_back(self.spec.rollback, prior, answered_at)
             return None
         assert decision is Decision.VERIFY
         assert self.spec.verify is not None
-        return await self.probe(self.spec.verify, prior, asked_at)
+        return await self.probe(self.spec.verify, prior, answered_at)
 
     # Rows
 
@@ -184,8 +186,8 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
     def _failed_recovery_row(self, **more: Any) -> Row:
         """For a dead attempt that could not be recovered, which counts as an attempt."""
         assert self._failed_recovery is not None
-        decision, prior, asked_at, error = self._failed_recovery
-        op = AsyncOp(self.spec.key, prior, asked_at, attempt=prior.attempt)
+        decision, prior, answered_at, error = self._failed_recovery
+        op = AsyncOp(self.spec.key, prior, answered_at, attempt=prior.attempt)
         op._has_begun = True
         op._add_entry("lock_acquired", self.spec.lock_detail())
         op._add_release()
@@ -235,10 +237,10 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
     async def _claim(self) -> AsyncOp | Outcome[Any]:
         started, tries = now(), 0
         while True:
-            asked_at = now()
             self._use_connection()
             try:
                 row = await self._transaction.begin("operation_begin", self._claim_parameters())
+                answered_at = now()
                 claim = await self._parse_claim(row)
                 prior = claim.prior
                 decision = self.decide(prior)
@@ -253,7 +255,7 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
                         await self.policy.check_locked(prior)
                     self.prior, self._began = prior, claim.began
                     self.gets_late_place = claim.has_fixed_snapshot or not self._transaction.ends_with_commit
-                    return await self._start(decision, prior, asked_at)
+                    return await self._start(decision, prior, answered_at)
             except BaseException:
                 await self._undo()
                 if self._failed_recovery is not None:

@@ -15,12 +15,14 @@ write run before that begins or after it was rolled back.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from holdfast.database.connections.connection_async import AsyncConnection
 from holdfast.database.sessions import Row
 from holdfast.errors import OperationFailed, PolicyDenied
 from holdfast.operations.decide import Decision, Prior, storable_text
+from holdfast.runtime.identity import new_token
 
 if TYPE_CHECKING:
     from holdfast.governance.policy import PolicyContext
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 BUDGET_SECONDS = 3600.0
 """An error budget counts the failures of this time."""
 _LEADS_TO_ATTEMPT = (Decision.EXECUTE, Decision.ROLL_BACK, Decision.VERIFY, Decision.RUNNING)
+
+
+class PolicyChanged(PolicyDenied):
+    """The attempt was not checked under the stored policy that is in force. Caught by the attempt, which reads that and
+    begins again."""
 
 
 class NeedsReview(Exception):
@@ -43,11 +50,15 @@ class AsyncPolicyChecks:
     """A review allows one attempt."""
     is_uncommitted = False
     """The row of the operation was written by the caller's transaction: no other session sees it yet."""
+    approval: int | None = None
+    """The number of that review."""
     _review: int | None = None
-    """The number of the approved review, until it is spent."""
+    """The same, until it is spent."""
 
     def __init__(self, spec: AsyncOperationSpec, tries: int, connection: AsyncConnection | None = None) -> None:
         self._spec, self._tries, self._connection = spec, tries, connection
+        self._token = new_token()
+        """Only who took an approval returns it."""
 
     @property
     def is_sensitive(self) -> bool:
@@ -122,7 +133,8 @@ class AsyncPolicyChecks:
         return PolicyContext(**{
             "moment": moment, "key": key.digest, "label": key.label, "dataset": key.dataset,
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
-            "params_hash": key.params_hash, "attempt": max(prior.attempt, self._tries) + 1, "failures": prior.failures,
+            "params_hash": key.params_hash, "bucket": key.bucket, "version": key.version,
+            "attempt": max(prior.attempt, self._tries) + 1, "failures": prior.failures,
             "sovereign": self._spec.sovereign, "actor": terms.actor, "justification": terms.justification,
             "exposed": governed.exposed, "inputs": self._spec.lineage.inputs, "outputs": self._spec.lineage.outputs,
             **more,
@@ -134,7 +146,7 @@ class AsyncPolicyChecks:
         """Take the approval of a review, which allows one attempt; False when there is none. PolicyDenied when the
         review was rejected, or is still open."""
         key = self._spec.key
-        review = await self._fetch_row("review_take", {"key": key.digest})
+        review = await self._fetch_row("review_take", {"key": key.digest, "token": self._token, **self._asked()})
         if review.get("id") is None or (review["outcome"] == "open" and self._spec.governed is None):
             return False
         if review["outcome"] == "rejected":
@@ -145,7 +157,7 @@ class AsyncPolicyChecks:
             )
         if review["outcome"] == "open":
             raise _under_review(key.label, "", review["id"])
-        self.is_approved, self._review = True, review["id"]
+        self.is_approved, self._review, self.approval = True, review["id"], review["id"]
         return True
 
     def spend_approval(self) -> None:
@@ -155,8 +167,8 @@ class AsyncPolicyChecks:
     async def return_approval(self) -> None:
         """The attempt did not begin: its approval is there for the next one."""
         if self._review is not None:
-            await self._fetch_row("review_return", {"id": self._review})
-            self.is_approved, self._review = False, None
+            await self._fetch_row("review_return", {"id": self._review, "token": self._token})
+            self.is_approved, self._review, self.approval = False, None, None
 
     async def review_refusal(self, error: OperationFailed) -> bool:
         """Open a review for an operation that is not tried again by itself; True when one was approved already."""
@@ -176,9 +188,17 @@ class AsyncPolicyChecks:
         """The number of the review, a new one or the one that is open."""
         key = self._spec.key
         parameters = {"key": key.digest, "label": key.label, "dataset": key.dataset, "operation": key.operation}
-        row = await self._fetch_row("review_open", {**parameters, "reason": reason, "detail": storable_text(detail)})
+        why = {"reason": reason, "detail": storable_text(detail)}
+        governed = self._spec.governed
+        four_eyes = governed is not None and governed.demands.four_eyes
+        row = await self._fetch_row("review_open", {**parameters, **why, **self._asked(), "four_eyes": four_eyes})
         number: int = row["id"]
         return number
+
+    def _asked(self) -> Row:
+        """What an approval holds for, beside the key."""
+        spec, outputs = self._spec, sorted(set(self._spec.lineage.outputs))
+        return {"fingerprint": spec.fingerprint, "asked_by": spec.terms.actor, "outputs": json.dumps(outputs)}
 
     async def _fetch_row(self, statement: str, parameters: Row) -> Row:
         """In the caller's transaction if only that can do it: on SQLite it is the only writer, and a row that it has
@@ -191,13 +211,15 @@ class AsyncPolicyChecks:
 
     async def _fetch_related(self) -> Row:
         """Other operations that did the same, or that this may be a retry of. The caller's transaction is asked, too:
-        it sees its own writes, and may not see the latest of others."""
+        it sees its own writes, and may not see the latest of others. Without a checksum, another bucket of time is
+        another input."""
         key = self._spec.key
         names = ("pipeline", "task", "dataset", "operation", "checksum", "params_hash")
         parameters = {"key": key.digest, **{name: getattr(key, name) for name in names}}
         own = None if self._connection is None else await self._connection.write("operation_kin", parameters)
         [row] = await self._spec.engine.call("operation_kin", parameters)
-        return row if own is None else {name: own[name] or row[name] for name in row}
+        related = row if own is None else {name: own[name] or row[name] for name in row}
+        return {**related, "same": None} if key.checksum is None and key.bucket is not None else related
 
 
 def _denied(context: PolicyContext, reason: str) -> PolicyDenied:

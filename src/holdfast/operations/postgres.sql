@@ -1,9 +1,9 @@
 -- name: operation_get
-select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now
+select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now, policy
   from holdfast.operation_get(:key)
 
 -- name: operation_look
-select holdfast.operation_look(:key, :lease) as seconds
+select holdfast.operation_look(:key, :lease, :dataset) as seconds
 
 -- name: operation_begin
 -- This and operation_end also run in the user's own transaction, hence the casts.
@@ -15,9 +15,14 @@ select holdfast.operation_write(
     :keep::double precision, :effect_started::boolean, :failures::int, :rollback, :owner, :token::uuid, :lock::bigint, :outbox, :label, :pipeline,
     :task, :dataset, :operation, :checksum, :params_hash) as state
 
+-- name: operation_acquire
+select status, token, beat, fence, held_by, remaining, session_watch from holdfast.operation_acquire(
+    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
+    :solo::boolean, :session_key::bigint, :process::jsonb)
+
 -- name: operation_claim
 select status, token, beat, fence, held_by, remaining, session_watch, known, pointer, now from holdfast.operation_claim(
-    :told, :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :reenter::boolean, :at_least::double precision,
+    :told, :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
 -- name: operation_finish
@@ -25,6 +30,12 @@ select holdfast.operation_finish(
     :key, :expected, :pointer, :number::int, :entries, :status, :attempt::int, :fence::bigint, :fingerprint, :result, :result_hash, :error,
     :keep::double precision, :effect_started::boolean, :failures::int, :rollback, :owner, :token::uuid, :outbox, :label, :pipeline,
     :task, :dataset, :operation, :checksum, :params_hash, coalesce(:tell::boolean, false), coalesce(:again::boolean, false)) as state
+
+-- name: operation_correct
+select holdfast.operation_correct(
+    :key, :expected, :pointer, :number::int, :entries, :status, :attempt::int, :fence::bigint, :fingerprint, :result, :result_hash, :error,
+    :keep::double precision, :effect_started::boolean, :failures::int, :rollback, :owner, :token::uuid, :label, :pipeline,
+    :task, :dataset, :operation, :checksum, :params_hash, :actor, :reason) as state
 
 -- name: operation_end
 select holdfast.operation_end(cast(:told as text)) as state
@@ -65,16 +76,18 @@ select same, retry_of from holdfast.operation_kin(
 -- name: review_open
 select holdfast.review_open(
     cast(:key as text), cast(:label as text), cast(:dataset as text), cast(:operation as text), cast(:reason as text),
-    cast(:detail as text)) as id
+    cast(:detail as text), cast(:asked_by as text), cast(:fingerprint as text), cast(:outputs as text),
+    cast(:four_eyes as boolean)) as id
 
 -- name: review_take
-select id, outcome, actor, answer from holdfast.review_take(cast(:key as text))
+select id, outcome, actor, answer from holdfast.review_take(
+    cast(:key as text), cast(:fingerprint as text), cast(:asked_by as text), cast(:outputs as text), cast(:token as uuid))
 
 -- name: review_return
-select holdfast.review_return(cast(:id as bigint)) as returned
+select holdfast.review_return(cast(:id as bigint), cast(:token as uuid)) as returned
 
 -- name: review_list
-select id, key, label, dataset, operation, reason, detail, opened_at, status, actor, answer, closed_at, spent_at
+select id, key, label, dataset, operation, reason, detail, opened_at, status, actor, answer, closed_at, spent_at, asked_by
   from holdfast.review_list(:status, :id::bigint, :key, :limit::int)
 
 -- name: review_decide
@@ -97,9 +110,6 @@ select space, expired, horizon::text, place, key, entries from holdfast.wal_read
 
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
-
--- name: review_close
-select closed from holdfast.review_close(:key, :outcome, :actor, :answer)
 
 -- name: operation_expire
 select gone from holdfast.operation_expire(:limit::int)

@@ -45,7 +45,10 @@ class Recovery:
                 if self._finish_or_undo(op, prior, permit):
                     return self._record("success", "its verify function found the effect")
             detail = {"attempt": prior.attempt, "name": spec.rollback_name}
-            self._close(op, "rollback", detail, prior.failed_attempts)
+            op._add_entry("rollback", detail)
+            op._has_begun = False
+            error = json.dumps(correction_error("rollback", detail))
+            attempt.close(op, "undone", error=error, failures=prior.failed_attempts)
             if not prior.effect_started:
                 reason = "its effect had not started"
             elif spec.rollback is None:
@@ -72,14 +75,13 @@ class Recovery:
                 raise _no_rollback(spec, prior)
             op = self._op(prior)
             if prior.status == "success":  # is never run again, so no claim is needed
-                attempt.roll_back(spec.rollback, prior, attempt.asked_at)
+                attempt.roll_back(spec.rollback, prior, attempt.answered_at)
             else:
                 attempt.spec = spec._replace(verify=None)
                 if not self._claim(op, prior):
                     raise _changed_error(spec.key)
                 self._finish_or_undo(op, prior, lambda: None)
-            detail = {"name": spec.rollback_name, "actor": actor, "reason": reason}
-            self._close(op, "rollback", detail, prior.failed_attempts)
+            self._correct(op, "rollback", actor, reason, prior.failed_attempts)
         finally:
             attempt.release()
 
@@ -97,7 +99,7 @@ class Recovery:
             op = self._op(prior)
             op._has_begun = True
             op._add_entry("success", {"actor": actor, "reason": reason}, payload_hash=result["result_hash"])
-            attempt.close(op, "success", failures=0, **result)
+            attempt.correct(op, "success", actor, reason, failures=0, **result)
         finally:
             attempt.release()
 
@@ -106,7 +108,7 @@ class Recovery:
         running."""
         try:
             prior = self._take_over_or_raise()
-            self._close(self._op(prior), "reset", {"actor": actor, "reason": reason}, 0)
+            self._correct(self._op(prior), "reset", actor, reason, 0)
         finally:
             self._attempt.release()
 
@@ -135,7 +137,7 @@ class Recovery:
     def _op(self, prior: Prior) -> Op:
         """The operation in its last attempt: nothing here is a new one."""
         attempt = self._attempt
-        op = Op(attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
+        op = Op(attempt.spec.key, prior, attempt.answered_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
         op._add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
         return op
 
@@ -156,13 +158,13 @@ class Recovery:
         spec = attempt.spec
         try:
             if spec.verify is not None:
-                done = attempt.probe(spec.verify, prior, attempt.asked_at)
+                done = attempt.probe(spec.verify, prior, attempt.answered_at)
                 if done is not None:
                     attempt.succeed(op, done.result)
                     return True
             if spec.rollback is not None:
                 permit()
-                attempt.roll_back(spec.rollback, prior, attempt.asked_at)
+                attempt.roll_back(spec.rollback, prior, attempt.answered_at)
         except Exception as error:
             if attempt.grant is not None:  # no grant: succeed() has ended the attempt, or was refused
                 record = prior.error if isinstance(error, PolicyDenied) else json.dumps(error_record(error))
@@ -170,12 +172,14 @@ class Recovery:
             raise
         return False
 
-    def _close(self, op: Op, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:
+    def _correct(self, op: Op, kind: Literal["rollback", "reset"], actor: str, reason: str, failures: int) -> None:
+        named = {"name": self._attempt.spec.rollback_name} if kind == "rollback" else {}
+        detail: dict[str, Any] = {**named, "actor": actor, "reason": reason}
         op._add_entry(kind, detail)
         op._has_begun = False
         error = json.dumps(correction_error(kind, detail))
         status = "undone" if kind == "rollback" else "failure"  # the row has no status of its own for a reset
-        self._attempt.close(op, status, error=error, failures=failures)
+        self._attempt.correct(op, status, actor, reason, error=error, failures=failures)
 
 
 def _changed_error(key: Key) -> HoldfastError:

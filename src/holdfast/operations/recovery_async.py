@@ -44,7 +44,10 @@ class AsyncRecovery:
                 if await self._finish_or_undo(op, prior, permit):
                     return self._record("success", "its verify function found the effect")
             detail = {"attempt": prior.attempt, "name": spec.rollback_name}
-            await self._close(op, "rollback", detail, prior.failed_attempts)
+            op._add_entry("rollback", detail)
+            op._has_begun = False
+            error = json.dumps(correction_error("rollback", detail))
+            await attempt.close(op, "undone", error=error, failures=prior.failed_attempts)
             if not prior.effect_started:
                 reason = "its effect had not started"
             elif spec.rollback is None:
@@ -71,14 +74,13 @@ class AsyncRecovery:
                 raise _no_rollback(spec, prior)
             op = self._op(prior)
             if prior.status == "success":  # is never run again, so no claim is needed
-                await attempt.roll_back(spec.rollback, prior, attempt.asked_at)
+                await attempt.roll_back(spec.rollback, prior, attempt.answered_at)
             else:
                 attempt.spec = spec._replace(verify=None)
                 if not await self._claim(op, prior):
                     raise _changed_error(spec.key)
                 await self._finish_or_undo(op, prior, lambda: None)
-            detail = {"name": spec.rollback_name, "actor": actor, "reason": reason}
-            await self._close(op, "rollback", detail, prior.failed_attempts)
+            await self._correct(op, "rollback", actor, reason, prior.failed_attempts)
         finally:
             await attempt.release()
 
@@ -96,7 +98,7 @@ class AsyncRecovery:
             op = self._op(prior)
             op._has_begun = True
             op._add_entry("success", {"actor": actor, "reason": reason}, payload_hash=result["result_hash"])
-            await attempt.close(op, "success", failures=0, **result)
+            await attempt.correct(op, "success", actor, reason, failures=0, **result)
         finally:
             await attempt.release()
 
@@ -105,7 +107,7 @@ class AsyncRecovery:
         running."""
         try:
             prior = await self._take_over_or_raise()
-            await self._close(self._op(prior), "reset", {"actor": actor, "reason": reason}, 0)
+            await self._correct(self._op(prior), "reset", actor, reason, 0)
         finally:
             await self._attempt.release()
 
@@ -134,7 +136,9 @@ class AsyncRecovery:
     def _op(self, prior: Prior) -> AsyncOp:
         """The operation in its last attempt: nothing here is a new one."""
         attempt = self._attempt
-        op = AsyncOp(attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
+        op = AsyncOp(
+            attempt.spec.key, prior, attempt.answered_at, attempt=prior.attempt, fence=attempt.held_grant.fence
+        )
         op._add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
         return op
 
@@ -155,13 +159,13 @@ class AsyncRecovery:
         spec = attempt.spec
         try:
             if spec.verify is not None:
-                done = await attempt.probe(spec.verify, prior, attempt.asked_at)
+                done = await attempt.probe(spec.verify, prior, attempt.answered_at)
                 if done is not None:
                     await attempt.succeed(op, done.result)
                     return True
             if spec.rollback is not None:
                 permit()
-                await attempt.roll_back(spec.rollback, prior, attempt.asked_at)
+                await attempt.roll_back(spec.rollback, prior, attempt.answered_at)
         except Exception as error:
             if attempt.grant is not None:  # no grant: succeed() has ended the attempt, or was refused
                 record = prior.error if isinstance(error, PolicyDenied) else json.dumps(error_record(error))
@@ -169,14 +173,16 @@ class AsyncRecovery:
             raise
         return False
 
-    async def _close(
-        self, op: AsyncOp, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int
+    async def _correct(
+        self, op: AsyncOp, kind: Literal["rollback", "reset"], actor: str, reason: str, failures: int
     ) -> None:
+        named = {"name": self._attempt.spec.rollback_name} if kind == "rollback" else {}
+        detail: dict[str, Any] = {**named, "actor": actor, "reason": reason}
         op._add_entry(kind, detail)
         op._has_begun = False
         error = json.dumps(correction_error(kind, detail))
         status = "undone" if kind == "rollback" else "failure"  # the row has no status of its own for a reset
-        await self._attempt.close(op, status, error=error, failures=failures)
+        await self._attempt.correct(op, status, actor, reason, error=error, failures=failures)
 
 
 def _changed_error(key: Key) -> HoldfastError:

@@ -35,6 +35,8 @@ class ReviewRecord:
     closed_at: datetime | None
     spent_at: datetime | None
     """When an approval was used, or when a reset lifted a rejection."""
+    asked_by: str | None
+    """The actor of the operation that it was opened for."""
 
     @classmethod
     def _of(cls, row: Mapping[str, Any]) -> ReviewRecord:

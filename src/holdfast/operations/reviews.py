@@ -7,17 +7,16 @@ the review; the answer stays on record.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from holdfast.database.engine import Engine
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, PolicyDenied, Refused
+from holdfast.governance.policies import Policies
 from holdfast.keys import OperationKey, as_key
 from holdfast.names import check_limit, check_said
+from holdfast.operations.decide import POLICY_DENIES
 from holdfast.operations.outcome import OperationRecord, policy_fields
 from holdfast.operations.review_record import ReviewRecord
-
-if TYPE_CHECKING:
-    from holdfast.governance.policy import Policy
 
 Records = list[ReviewRecord]
 _STATUSES = ("open", "approved", "rejected", "reset", "done")
@@ -26,8 +25,8 @@ _STATUSES = ("open", "approved", "rejected", "reset", "done")
 class Reviews:
     """``client.reviews``: list reviews, approve and reject them."""
 
-    def __init__(self, engine: Engine, rules: Policy | None) -> None:
-        self._engine, self._rules = engine, rules
+    def __init__(self, engine: Engine, policies: Policies) -> None:
+        self._engine, self._policies = engine, policies
 
     def list(self, *, status: str | None = "open", key: OperationKey | str | None = None, limit: int = 100) -> Records:
         """The oldest first. ``status``: open | approved | rejected | reset | done (the operation was done after the
@@ -63,12 +62,19 @@ class Reviews:
         record = self.get(number)
         if record is None:
             raise LookupError(f"there is no review {number}")
-        if self._rules is not None:
+        self._policies._refresh()
+        if (rules := self._policies._rules) is not None:
             rows = self._engine.call("operation_list", {"key": record.key, "limit": 1})
             subject = OperationRecord._of(rows[0]) if rows else record
-            self._rules.permit("review", actor=actor, justification=reason, **policy_fields(subject))
+            asked_by = record.asked_by if outcome == "approved" else None
+            rules.permit("review", actor=actor, justification=reason, asked_by=asked_by, **policy_fields(subject))
         parameters = {"id": number, "outcome": outcome, "actor": actor, "answer": reason}
-        [row] = self._engine.call("review_decide", parameters)
+        try:
+            [row] = self._engine.call("review_decide", parameters)
+        except Refused as error:
+            if error.sqlstate != POLICY_DENIES:
+                raise
+            raise PolicyDenied(str(error), review=number) from error
         if not row["decided"]:
             now = self.get(number)
             if now is None or (now.status, now.actor, now.answer) != (outcome, actor, reason):

@@ -6,17 +6,16 @@ the review; the answer stays on record.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from holdfast.database.engine_async import AsyncEngine
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, PolicyDenied, Refused
+from holdfast.governance.policies_async import AsyncPolicies
 from holdfast.keys import OperationKey, as_key
 from holdfast.names import check_limit, check_said
+from holdfast.operations.decide import POLICY_DENIES
 from holdfast.operations.outcome import OperationRecord, policy_fields
 from holdfast.operations.review_record import ReviewRecord
-
-if TYPE_CHECKING:
-    from holdfast.governance.policy import Policy
 
 Records = list[ReviewRecord]
 _STATUSES = ("open", "approved", "rejected", "reset", "done")
@@ -25,8 +24,8 @@ _STATUSES = ("open", "approved", "rejected", "reset", "done")
 class AsyncReviews:
     """``client.reviews``: list reviews, approve and reject them."""
 
-    def __init__(self, engine: AsyncEngine, rules: Policy | None) -> None:
-        self._engine, self._rules = engine, rules
+    def __init__(self, engine: AsyncEngine, policies: AsyncPolicies) -> None:
+        self._engine, self._policies = engine, policies
 
     async def list(
         self, *, status: str | None = "open", key: OperationKey | str | None = None, limit: int = 100
@@ -64,12 +63,19 @@ class AsyncReviews:
         record = await self.get(number)
         if record is None:
             raise LookupError(f"there is no review {number}")
-        if self._rules is not None:
+        await self._policies._refresh()
+        if (rules := self._policies._rules) is not None:
             rows = await self._engine.call("operation_list", {"key": record.key, "limit": 1})
             subject = OperationRecord._of(rows[0]) if rows else record
-            self._rules.permit("review", actor=actor, justification=reason, **policy_fields(subject))
+            asked_by = record.asked_by if outcome == "approved" else None
+            rules.permit("review", actor=actor, justification=reason, asked_by=asked_by, **policy_fields(subject))
         parameters = {"id": number, "outcome": outcome, "actor": actor, "answer": reason}
-        [row] = await self._engine.call("review_decide", parameters)
+        try:
+            [row] = await self._engine.call("review_decide", parameters)
+        except Refused as error:
+            if error.sqlstate != POLICY_DENIES:
+                raise
+            raise PolicyDenied(str(error), review=number) from error
         if not row["decided"]:
             now = await self.get(number)
             if now is None or (now.status, now.actor, now.answer) != (outcome, actor, reason):

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.keys import lock_key
+from holdfast.names import OPERATION
 from holdfast.operations import result_codec
-from holdfast.operations.decide import LEASE_PREFIX, Key
+from holdfast.operations.decide import Key, StoredKey
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.log import encode_detail
 from holdfast.operations.op import Op
 from holdfast.operations.terms import NO_CHECKS, Checks, Function, OperationTerms
 
 if TYPE_CHECKING:
+    from holdfast.governance.policies import Policies
     from holdfast.governance.policy import GovernedOperation
     from holdfast.operations.energy import Meter
 
@@ -48,6 +50,28 @@ class OperationSpec(NamedTuple):
     """The policy and its demands; None when no policy applies."""
     meter: Meter | None = None
     """Estimates the energy of the execution."""
+    policies: Policies | None = None
+    """The rules of the client; None for a recovery, which begins no attempt."""
+    policy_version: int | None = None
+    """Of the stored policy that ``governed`` respects."""
+    payload: object = None
+
+    def govern(self) -> Self:
+        """The same, under the rules as the client knows them now. The policy decides whether the dataset is sovereign:
+        whether its operations exclude each other."""
+        assert self.policies is not None
+        assert not isinstance(self.key, StoredKey)  # only a recovery has one
+        rules, own = self.policies._rules, self.terms.options.sovereign
+        if rules is None and not own:
+            return self._replace(governed=None, sovereign=False, policy_version=self.policies._version)
+        from holdfast.governance.policy import govern
+
+        governed = govern(
+            rules, self.key, sovereign=own, payload=self.payload, outputs=self.lineage.outputs,
+            version=self.policies._version_for(self.key.dataset),
+        )  # fmt: skip
+        sovereign = governed is not None and governed.demands.sovereign
+        return self._replace(governed=governed, sovereign=sovereign, policy_version=self.policies._version)
 
     @property
     def lease_name(self) -> str:
@@ -62,6 +86,12 @@ class OperationSpec(NamedTuple):
         lock = lock_key(self.key.dataset, "")
         return {"key": "", "lock": lock, "lease": lease_name_of(lock)}
 
+    @property
+    def owner_names(self) -> Row:
+        """Parameters of ``operation_look``: what an attempt at this operation has to wait for."""
+        claim = self.dataset_claim
+        return {"key": self.key.digest, "lease": self.lease_name, "dataset": claim and claim["lease"]}
+
     def lock_detail(self, lease: str | None = None) -> dict[str, str] | None:
         """The detail of a ``lock_acquired`` entry: the lease, and the name of what undoes the attempt."""
         if lease is None and self.rollback_name is None:
@@ -70,12 +100,14 @@ class OperationSpec(NamedTuple):
         return {name: value for name, value in fields.items() if value is not None}
 
     def claim_entries(
-        self, fingerprint: str | None, version: str | None, bucket: str | None
+        self, fingerprint: str | None, version: str | None, bucket: str | None, approval: int | None = None
     ) -> list[tuple[str, dict[str, Any] | None]]:
         """Kind and detail of the entries that begin an attempt: who and why, the parts of the key that its row does not
-        have (so that the row can be proven by its key), and the mark of a sovereign dataset. The arguments are those of
-        the key, except in a batch, where this is the spec of the first of its operations."""
-        terms, detail = self.terms, None
+        have (so that the row can be proven by its key), the version of the stored policy, the review that allows the
+        attempt, and the mark of a sovereign dataset. Fingerprint, version and bucket are those of the key, except in a
+        batch, where this is the spec of the first of its operations."""
+        terms = self.terms
+        detail: dict[str, Any] | None = None
         if terms.actor or terms.justification or fingerprint or version or bucket:
             fields = {
                 "actor": terms.actor, "justification": terms.justification, "fingerprint": fingerprint,
@@ -84,6 +116,9 @@ class OperationSpec(NamedTuple):
             detail = {name: value for name, value in fields.items() if value is not None}
         if self.lineage != NO_LINEAGE:
             detail = (detail or {}) | self.lineage._detail()
+        if self.governed is not None and self.governed.version is not None:
+            checked = {"policy": self.governed.version} | ({} if approval is None else {"review": approval})
+            detail = (detail or {}) | checked
         if not self.sovereign:
             return [("claimed", detail)]
         return [("claimed", detail), ("sovereignty", {"dataset": self.key.dataset, "sovereignty_event": True})]
@@ -128,7 +163,7 @@ class OperationSpec(NamedTuple):
 
 
 def lease_name_of(lock: int) -> str:
-    return f"{LEASE_PREFIX}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
+    return f"{OPERATION}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 def end_parameters(row: Row) -> Row:

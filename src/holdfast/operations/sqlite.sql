@@ -1,12 +1,12 @@
 -- name: operation_get
 select status, fingerprint, result, result_hash, error, attempt, fence, wal_pointer as pointer, rollback, effect_started, failures, alive,
-       coalesce(expires_at <= {now}, 0) as expired, {now} as now
+       coalesce(expires_at <= {now}, 0) as expired, {now} as now, (select max(version) from holdfast_policy) as policy
   from (select 1) left join holdfast_operation on idem_key = :key;
 
 -- name: operation_look.gone
 -- The kernel unlocks the key of a process when it ends, and not before: it need not be looked at twice.
-select beat from holdfast_live where coalesce(holdfast_gone(session_key), 0)
-   and (name = :lease or name = (select owner from holdfast_idempotency_log where idem_key = :key and status = 'partial'));
+select distinct beat from holdfast_live where coalesce(holdfast_gone(session_key), 0)
+   and (:key is null or name in (:lease, :dataset) or name = (select owner from holdfast_idempotency_log where idem_key = :key and status = 'partial'));
 
 -- name: operation_look.declare_dead
 update holdfast_beat set dead = 1 where id = :beat;
@@ -17,7 +17,7 @@ update holdfast_idempotency_log set attempt = attempt where 0;
 
 -- name: operation_begin.state
 select json_object('state', case when exists (select 1 from holdfast_live where name = :lease) then 'busy' else 'free' end, 'began', null, 'fixed', 1,
-       'now', {now}, 'known', case when status is not null then json_object(
+       'policy', (select max(version) from holdfast_policy), 'now', {now}, 'known', case when status is not null then json_object(
        'status', status, 'fingerprint', fingerprint, 'result', result, 'result_hash', result_hash, 'error', error, 'attempt', attempt, 'fence', fence,
        'pointer', wal_pointer, 'rollback', rollback, 'effect_started', effect_started, 'failures', failures, 'alive', alive,
        'expired', coalesce(expires_at <= {now}, 0)) end) as answer
@@ -52,6 +52,21 @@ insert into holdfast_wal_more values ((select next from holdfast_place), :key, :
 -- name: operation_write.outbox
 insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
 select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(:outbox);
+
+-- name: operation.policy
+select version, datasets from holdfast_policy order by version desc limit 1;
+
+-- name: operation.row
+select idem_key as key, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation, raw_checksum as checksum,
+       params_hash, owner from holdfast_idempotency_log where idem_key = :key;
+
+-- name: operation.dataset_is_locked
+select exists (select 1 from holdfast_live where name = :lease) as locked;
+
+-- name: operation.use_approval
+update holdfast_review set attempt = :attempt
+ where id = :id and idem_key = :key and outcome = 'approved' and spent_at is not null and coalesce(attempt, :attempt) = :attempt
+   and asked_by is :actor and fingerprint is (select fingerprint from holdfast_idempotency_log where idem_key = :key) returning actor;
 
 -- name: operation_claim_many.log
 insert into holdfast_idempotency_log
@@ -118,8 +133,8 @@ update holdfast_review set closed_at = {now}, spent_at = {now}, outcome = 'done'
 select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
 
 -- name: review_open.insert
-insert into holdfast_review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
-values (:key, :label, :dataset, :operation, :reason, :detail, {now});
+insert into holdfast_review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at, asked_by, fingerprint, outputs, four_eyes)
+values (:key, :label, :dataset, :operation, :reason, :detail, {now}, :asked_by, :fingerprint, :outputs, :four_eyes);
 
 -- name: review_take.denied
 select id, status as outcome, actor, answer from holdfast_review_now
@@ -127,25 +142,37 @@ select id, status as outcome, actor, answer from holdfast_review_now
  order by status <> 'rejected', id limit 1;
 
 -- name: review_take.approved
-select id from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null limit 1;
+select id from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null
+   and fingerprint is :fingerprint and asked_by is :asked_by and outputs is :outputs limit 1;
 
 -- name: review_take.spend
-update holdfast_review set spent_at = {now}
- where id = (select min(id) from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null)
+update holdfast_review set spent_at = {now}, taken = :token, pointer = (select wal_pointer from holdfast_idempotency_log where idem_key = :key)
+ where id = (select min(id) from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null
+                and fingerprint is :fingerprint and asked_by is :asked_by and outputs is :outputs)
 returning id, outcome, actor, answer;
 
 -- name: review_return
-update holdfast_review set spent_at = null where id = :id and outcome = 'approved' returning true as returned;
+update holdfast_review set spent_at = null
+ where id = :id and outcome = 'approved' and taken = :token and attempt is null
+   and pointer is (select wal_pointer from holdfast_idempotency_log g where g.idem_key = holdfast_review.idem_key) returning true as returned;
 
 -- name: review_list
 select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, status, actor,
-       answer, closed_at, spent_at
+       answer, closed_at, spent_at, asked_by
   from holdfast_review_now
  where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :limit;
+
+-- name: review_decide.by_asker
+select 1 from holdfast_review where id = :id and four_eyes and asked_by = :actor;
 
 -- name: review_decide.update
 update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor, answer = :answer
  where id = (select id from holdfast_review_now where id = :id and status = 'open');
+
+-- name: review_decide.audit
+insert into holdfast_audit (at, actor, action, subject, reason, detail, outcome, ended_at)
+select {now}, :actor, 'review_decide', 'review ' || id, :answer, json_object('outcome', outcome, 'operation', label, 'key', idem_key), 'done', {now}
+  from holdfast_review where id = :id;
 
 -- name: operation_failed
 select coalesce(sum(failures), 0) as failed from holdfast_idempotency_log
@@ -221,9 +248,15 @@ update holdfast_idempotency_log set entries = null where idem_key = :key;
 -- name: wal_archive.outbox
 delete from holdfast_outbox where idem_key = :key;
 
--- name: review_close.update
-update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, outcome = coalesce(outcome, :outcome), actor = coalesce(actor, :actor),
-       answer = coalesce(answer, :answer) where idem_key = :key and spent_at is null;
+-- name: operation_correct.reviews
+update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, actor = coalesce(actor, :actor), answer = coalesce(answer, :reason),
+       outcome = coalesce(outcome, case :status when 'success' then 'done' else 'reset' end)
+ where idem_key = :key and spent_at is null and :status <> 'undone';
+
+-- name: operation_correct.audit
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+values ({now}, :actor, case :status when 'failure' then 'operation_reset' when 'success' then 'operation_complete' else 'operation_rollback' end,
+       substr(:label, 1, 200), :reason, :fence, json_object('key', :key, 'reviews', :reviews), 'done', {now});
 
 -- name: operation_expire.results
 update holdfast_idempotency_log set result = null where idem_key in (
@@ -241,7 +274,9 @@ select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operati
        (select count(*) from (select 1 from holdfast_idempotency_log where result is not null and expires_at <= {now} limit :enough)) as expired,
        (select count(*) from holdfast_outbox where published_at is null) as unpublished,
        {now} - (select min(created_at) from holdfast_outbox where published_at is null) as lag,
-       (select count(*) from holdfast_review_now where status = 'open') as reviews, {now} as now
+       (select count(*) from holdfast_review_now where status = 'open') as reviews, {now} as now,
+       exists (select 1 from holdfast_relay) or exists (select 1 from holdfast_audit where action = 'relay_remove') as relayed,
+       (select count(*) from (select 1 from holdfast_wal limit :enough)) as unrelayed, {now} - (select at from holdfast_wal order by place limit 1) as unrelayed_for
   from (select status, updated_at, alive, error from holdfast_operation where status <> 'success' order by updated_at limit :enough);
 
 -- name: operation_indexes

@@ -1,5 +1,6 @@
-"""The calls of operations, their log and their reviews on SQLite. All are durable: what was told must not be lost. Only
-``operation_look`` is volatile, because a crash of the machine ends all processes, and so every owner.
+"""The calls of operations, their log and their reviews on SQLite. They are durable: what was told must not be lost.
+Only ``operation_look`` and ``operation_acquire`` are volatile, because a crash of the machine ends all processes, and
+so every owner.
 
 ``operation_begin``, ``operation_end`` and those of reviews also run in the user's own transaction. ``**_`` takes what
 PostgreSQL alone needs: ``lock`` and ``told``.
@@ -7,23 +8,35 @@ PostgreSQL alone needs: ``lock`` and ``told``.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from holdfast.database.sqlite_calls import Rows, Run, call, changes
-from holdfast.lease.sqlite_calls import lease_acquire, lease_release, refuse_acquire
+from holdfast.errors import Refused
+from holdfast.lease.sqlite_calls import lease_release, lease_take, refuse_take, refuses
+from holdfast.operations.decide import POLICY_DENIES
 from holdfast.operations.log import encode_entry, hash_prefix, link_entries
 
-_LEASE_TERMS = ("holder", "ttl", "beat", "reenter", "at_least", "solo", "session_key", "process")
+_LEASE_TERMS = ("holder", "ttl", "beat", "at_least", "solo", "session_key", "process")
 _NOT_GRANTED = dict.fromkeys(("token", "beat", "fence", "held_by", "remaining", "session_watch"))
 
 
-def _owner_lives(run: Run, key: str, lease: str) -> Rows:
-    return [] if run("operation_look.gone", key=key, lease=lease) else [{"seconds": None}]
+def check_policy(run: Run, entries: dict[str, str]) -> None:
+    """Refused when the stored policy forbids these entries, by key."""
+    for stored in run("operation.policy"):  # the latest, if there is one
+        from holdfast.operations.sqlite_policy import check_entries
+
+        for key, text in entries.items():
+            check_entries(run, stored, key, text)
 
 
-@call(volatile=True, answer=_owner_lives)
-def operation_look(run: Run, key: str, lease: str) -> Rows:
-    for row in run("operation_look.gone", key=key, lease=lease):
+def _owners_live(run: Run, key: str | None, lease: str | None, dataset: str | None) -> Rows:
+    return [] if run("operation_look.gone", key=key, lease=lease, dataset=dataset) else [{"seconds": None}]
+
+
+@call(volatile=True, answer=_owners_live)
+def operation_look(run: Run, key: str | None, lease: str | None, dataset: str | None) -> Rows:
+    for row in run("operation_look.gone", key=key, lease=lease, dataset=dataset):
         run("operation_look.declare_dead", beat=row["beat"])
     return [{"seconds": 0.0}]
 
@@ -59,7 +72,13 @@ def operation_write(
         run("operation.entries", key=key, number=number, entries=entries)
     if outbox is not None:
         run("operation_write.outbox", key=key, attempt=attempt, outbox=outbox)
+    check_policy(run, {key: entries})
     return [{"state": "done"}]
+
+
+@call(volatile=True, answer=refuses("operation"))
+def operation_acquire(run: Run, **terms: Any) -> Rows:
+    return lease_take(run, "operation", **terms)
 
 
 def _not_claimable(run: Run, key: str, name: str, token: str, **terms: Any) -> Rows:
@@ -70,15 +89,15 @@ def _not_claimable(run: Run, key: str, name: str, token: str, **terms: Any) -> R
         if row["known"] is not None and not row["ours"]:
             return [{"status": "known", **_NOT_GRANTED, **answer, "known": row["known"], "now": row["now"]}]
         answer |= {"pointer": row["pointer"], "now": row["now"]}
-    return [{**lease, **answer} for lease in refuse_acquire(run, name=name, token=token, **terms)]
+    return [{**lease, **answer} for lease in refuse_take(run, "operation", name=name, token=token, **terms)]
 
 
 @call(answer=_not_claimable)
 def operation_claim(run: Run, key: str, claim: str, name: str, token: str, **terms: Any) -> Rows:
     """``claim``: kinds and details of the entries, separated, which are chained here, where fence and time are known.
-    ``terms``: those of ``lease_acquire``, and columns of the log."""
+    ``terms``: those of ``lease_take``, and columns of the log."""
     lease = {each: terms.pop(each) for each in _LEASE_TERMS if each in terms}
-    [granted] = lease_acquire(run, name=name, token=token, **lease)
+    [granted] = lease_take(run, "operation", name=name, token=token, **lease)
     [row] = run("operation_claim.known", key=key, name=name, token=token)
     parts = claim.split("\x1e")
     entries = [
@@ -90,6 +109,7 @@ def operation_claim(run: Run, key: str, claim: str, name: str, token: str, **ter
     terms |= {"status": "partial", "attempt": 1, "fence": granted["fence"], "failures": 0, "owner": name}
     nulls = dict.fromkeys(("result", "result_hash", "error", "keep"))
     run("operation_write.log", key=key, pointer=pointer, entries=text, **nulls, **terms)
+    check_policy(run, {key: text})
     return [{**granted, "known": None, "pointer": pointer, "now": row["now"]}]
 
 
@@ -110,15 +130,38 @@ def operation_finish(
     return rows
 
 
+def _check_many(run: Run, rows: str, column: int, unwritten: Rows) -> None:
+    """``check_policy`` for the entries in a column of a batch, except the unwritten ones."""
+    others = {row["key"] for row in unwritten}
+    check_policy(run, {row[0]: row[column] for row in json.loads(rows) if row[0] not in others})
+
+
 def _fenced(run: Run, owner: str, token: str, **_: Any) -> Rows:
     return [] if run("operation.lease", owner=owner, token=token) else [{"state": "fenced"}]
+
+
+@call(answer=_not_writable)
+def operation_correct(
+    run: Run, key: str, label: str, status: str, actor: str, reason: str, number: int | None = None,
+    pointer: str | None = None, fence: int | None = None, **row: Any,
+) -> Rows:  # fmt: skip
+    """``operation_write`` of a reset (status failure), a completion (success) or a rollback (undone) by an operator. A
+    reset and a completion close the reviews. Without ``pointer``: reset an operation that has no row."""
+    if pointer is not None and number is not None:
+        operation_write(run, number=number, key=key, label=label, status=status, pointer=pointer, fence=fence, **row)
+    run("operation_correct.reviews", key=key, status=status, actor=actor, reason=reason)
+    entry = {"label": label, "actor": actor, "reason": reason, "reviews": changes(run)}
+    run("operation_correct.audit", key=key, status=status, fence=fence, **entry)
+    return [{"state": "done"}]
 
 
 @call(answer=_fenced)
 def operation_claim_many(run: Run, rows: str, owner: str, fence: int, rollback: str | None = None, **_: Any) -> Rows:
     """The operations among ``rows``, a JSON array, that were claimed before."""
     run("operation_claim_many.log", rows=rows, fence=fence, owner=owner, rollback=rollback)
-    return run("operation_claim_many.others", rows=rows)
+    others = run("operation_claim_many.others", rows=rows)
+    _check_many(run, rows, 2, others)
+    return others
 
 
 @call(answer=_fenced)
@@ -127,7 +170,9 @@ def operation_finish_many(run: Run, rows: str, keep: float | None = None, **_: A
     run("operation_finish_many.outbox", rows=rows)
     run("operation_finish_many.log", rows=rows, keep=keep)
     run("operation_finish_many.entries", rows=rows)
-    return run("operation_finish_many.changed", rows=rows)
+    changed = run("operation_finish_many.changed", rows=rows)
+    _check_many(run, rows, 4, changed)
+    return changed
 
 
 @call()
@@ -137,35 +182,53 @@ def operation_expire(run: Run, limit: int) -> Rows:
 
 
 @call()
-def review_open(run: Run, key: str, label: str, dataset: str, operation: str, reason: str, detail: str) -> Rows:
+def review_open(
+    run: Run, key: str, label: str, dataset: str, operation: str, reason: str, detail: str, asked_by: str | None = None,
+    fingerprint: str | None = None, outputs: str | None = None, four_eyes: bool | None = None,
+) -> Rows:  # fmt: skip
     run("review_open.close_done", key=key)
     if rows := run("review_open.id", key=key, reason=reason):
         return rows
-    run("review_open.insert", key=key, label=label, dataset=dataset, operation=operation, reason=reason, detail=detail)
+    row = {"label": label, "dataset": dataset, "operation": operation, "detail": detail, "asked_by": asked_by}
+    bound = {"fingerprint": fingerprint, "outputs": outputs, "four_eyes": bool(four_eyes)}
+    run("review_open.insert", key=key, reason=reason, **row, **bound)
     return run("review_open.id", key=key, reason=reason)
 
 
-def _no_approval(run: Run, key: str) -> Rows:
+def _no_approval(
+    run: Run,
+    key: str,
+    fingerprint: str | None = None,
+    asked_by: str | None = None,
+    outputs: str | None = None,
+    **_: Any,
+) -> Rows:
     if rows := run("review_take.denied", key=key):
         return rows
-    return [] if run("review_take.approved", key=key) else [{"id": None}]
+    asked = {"fingerprint": fingerprint, "asked_by": asked_by, "outputs": outputs}
+    return [] if run("review_take.approved", key=key, **asked) else [{"id": None}]
 
 
 @call(answer=_no_approval)
-def review_take(run: Run, key: str) -> Rows:
-    return run("review_take.spend", key=key)
+def review_take(
+    run: Run, key: str, token: str, fingerprint: str | None = None, asked_by: str | None = None,
+    outputs: str | None = None,
+) -> Rows:  # fmt: skip
+    asked = {"fingerprint": fingerprint, "asked_by": asked_by, "outputs": outputs}
+    return run("review_take.spend", key=key, token=token, **asked)
 
 
 @call()
 def review_decide(run: Run, id: int, outcome: str, actor: str, answer: str) -> Rows:
+    if outcome == "approved" and run("review_decide.by_asker", id=id, actor=actor):
+        raise Refused(
+            f"review {id} needs four eyes: {actor!r} asked for it, and another actor approves it", POLICY_DENIES
+        )
     run("review_decide.update", id=id, outcome=outcome, actor=actor, answer=answer)
-    return [{"decided": changes(run)}]
-
-
-@call()
-def review_close(run: Run, key: str, outcome: str, actor: str, answer: str) -> Rows:
-    run("review_close.update", key=key, outcome=outcome, actor=actor, answer=answer)
-    return [{"closed": changes(run)}]
+    decided = changes(run)
+    if decided:
+        run("review_decide.audit", id=id, actor=actor, answer=answer)
+    return [{"decided": decided}]
 
 
 def _not_archivable(run: Run, key: str, expected: str, pointer: str, **_: Any) -> Rows:

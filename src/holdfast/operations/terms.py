@@ -130,7 +130,7 @@ class OperationTerms(NamedTuple):
             raise ValueError(f"join={join} needs tx=, a connection: without one there is no transaction to join")
         seconds = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
         if isinstance(timeout, Unset):  # longer than the lease of a dead owner
-            timeout = 15.0 if has_tx else seconds + 5.0
+            timeout = seconds + 5.0
         check_on_lost(on_lost)
         if on_lost != "flag" and has_tx:
             raise ValueError(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import enum
 import math
 import os
+import pickle
 import subprocess
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from hashlib import sha256
@@ -201,6 +204,25 @@ def test_params_may_be_changed_afterwards_and_the_key_stays_what_it_is() -> None
     params["a"] = 2
     assert key.digest == before
     assert len({key, OperationKey(**PARTS, params={"a": 1})}) == 1
+
+
+def test_a_hash_of_params_stands_for_them_until_they_are_replaced() -> None:
+    known = OperationKey(**PARTS, params={"srid": 4326})
+    given = OperationKey(**PARTS, params_hash=known.params_hash)
+    assert (given, given.lock_key, given.label) == (known, known.lock_key, known.label)
+    for copy in (pickle.loads(pickle.dumps(given)), deepcopy(given), replace(given)):
+        assert (copy, copy.params_hash) == (known, known.params_hash)
+    assert replace(given, bucket="b", shards=4) == OperationKey(**PARTS, params={"srid": 4326}, bucket="b")
+    for key in (given, known):
+        assert replace(key, params={}) == OperationKey(**PARTS)
+        assert replace(key, params={"srid": 1}) == OperationKey(**PARTS, params={"srid": 1})
+        with pytest.raises(ValueError, match="params_hash"):
+            replace(key, params_hash="0" * 64)  # params would not belong to it
+    for wrong in ("", "0" * 63, "A" * 64, "sha256:" + "0" * 57, b"0" * 64, 7):
+        with pytest.raises((TypeError, ValueError), match="params_hash must be"):
+            OperationKey(**PARTS, params_hash=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pass one of them"):
+        OperationKey(**PARTS, params={"srid": 4326}, params_hash=known.params_hash)
 
 
 def test_a_lock_is_of_dataset_and_operation_and_shard() -> None:

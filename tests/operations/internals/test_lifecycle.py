@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from threading import Event
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast import telemetry
 from holdfast.runtime.clock import now
 from holdfast.testing.operation_contract import name
-from tests.children import query
-from tests.operations.policies import connected, key
+from tests.children import PATIENCE, query
+from tests.operations.policies import connected, key, runs
 
 
 @pytest.mark.parametrize("way", ["outside", "own"])
@@ -68,6 +73,52 @@ def test_everything_comes_in_its_order_and_is_told_when_the_lock_is_free(either:
         held = json.loads(entries[-1].detail)["held"]
         assert (entries[-2].at - entries[0].at) / 1e6 <= held <= took, "from the lock to its release"
         assert [each.type for each in client.relays.events(subject)] == ["START", "COMPLETE"]
+
+
+@contextmanager
+def silent(url: str, seconds: float) -> Iterator[None]:
+    """From the start of the block on, the database executes no statement on operations for so long."""
+    is_silent = Event()
+
+    def hold(connection: Any, statement: str) -> None:
+        connection.execute("begin")
+        connection.execute(statement)
+        is_silent.set()
+        time.sleep(seconds)
+        connection.rollback()
+
+    def silence() -> None:
+        if url.startswith("sqlite"):
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+                hold(other, "delete from holdfast_lock_name where false")
+        else:
+            with psycopg.connect(url, autocommit=True) as other:
+                hold(other, "lock table holdfast.idempotency_log in access exclusive mode")
+
+    with ThreadPoolExecutor(1) as pool:
+        silence_end = pool.submit(silence)
+        assert is_silent.wait(PATIENCE)
+        yield
+        silence_end.result(PATIENCE)
+
+
+@pytest.mark.parametrize("way", ["outside", "own", "joined", "batch"])
+def test_nothing_is_dated_later_than_the_clock_of_the_database(either: str, way: str) -> None:
+    """However long the database was silent before it answered the first statement. An entry of the future would be left
+    by ``archive(before=now)``."""
+    subject = key(name())
+    with holdfast.Client(either) as client, connected(either) as mine:
+        client.operations.list()
+        with silent(either, 0.5):
+            if way == "batch":
+                client.operations.run_many([subject], lambda _: 1)
+            else:
+                runs(way, mine)(client, subject, int)
+            after = time.time() * 1e6 if either.startswith("sqlite") else query(either, CLOCK)[0][0]
+        assert max(entry.at for entry in client.operations.history(subject)) <= after
+
+
+CLOCK = "select extract(epoch from clock_timestamp()) * 1e6"
 
 
 def test_outside_of_a_transaction_it_is_two_statements(either: str, monkeypatch: pytest.MonkeyPatch) -> None:

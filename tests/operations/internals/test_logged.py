@@ -138,6 +138,7 @@ def test_a_line_that_is_none_is_named() -> None:
 ABOUT: dict[str, Any] = {
     "operations": 7, "partial": 0, "orphaned": 0, "stale_partials": 0, "oldest": None, "failed": 0, "today": 7,
     "entries": 28, "bytes": 1 << 20, "expired": 0, "unpublished": 0, "lag": None, "reviews": 0, "stale": 3600.0,
+    "relayed": True, "unrelayed": None, "unrelayed_for": None,
 }  # fmt: skip
 CHAINS: dict[str, Any] = {"operations": 7, "entries": 28, "broken": [], "unpaired": 0}
 
@@ -170,6 +171,15 @@ def test_a_log_that_is_well() -> None:
         ("growth", "warn", {"expired": 3}, {}, "3 results are kept although they have expired"),
         ("lineage", "warn", {"unpublished": 3, "lag": 7200.0}, {}, "the oldest for 2 h"),
         ("lineage", "ok", {"unpublished": 3, "lag": 2.0}, {}, "3 messages wait"),
+        ("lineage", "ok", {"relayed": False, "unrelayed": 4, "unrelayed_for": 60.0}, {}, "no relay has ever run"),
+        (
+            "lineage",
+            "warn",
+            {"relayed": False, "unrelayed": 4, "unrelayed_for": 7200.0},
+            {},
+            "4 entries wait for a relay, the oldest for 2 h",
+        ),
+        ("lineage", "ok", {"relayed": False, "unrelayed": 0}, {}, "nothing waits"),
         ("chains", "fail", {}, {"broken": ["x entry 1: no"]}, "1 problems in 7 chains"),
         ("chains", "ok", {}, {"unpaired": 2}, "2 locks have no release"),
     ],
