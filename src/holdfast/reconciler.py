@@ -1,7 +1,7 @@
-"""What a reconciler works with: the protocols of drivers, the values that a driver returns about the backends it runs,
-and the phase of a record that follows from them.
+"""What a reconciler works with: the protocols of drivers and codecs, the values that a driver returns about its
+backends, and the rules that say what a record becomes.
 
-The protocols and the clients of the process driver are defined elsewhere, and imported on first use.
+Protocols, rules and the clients of the process driver are defined elsewhere, and imported on first use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.recipes.protocols_async import AsyncDriver
     from holdfast.recipes.reconciler import Reconciler
     from holdfast.recipes.reconciler_async import AsyncReconciler
+    from holdfast.recipes.reconciler_rules import Codec, ReconcilerRules
 
 __all__ = [
     "AsyncDriver",
@@ -27,11 +28,13 @@ __all__ = [
     "AsyncReconciler",
     "Backend",
     "BackendCondition",
+    "Codec",
     "Driver",
     "DriverEvent",
     "Phase",
     "ProcessDriver",
     "Reconciler",
+    "ReconcilerRules",
 ]
 
 if not TYPE_CHECKING:
@@ -41,20 +44,23 @@ if not TYPE_CHECKING:
             "AsyncDriver": "holdfast.recipes.protocols_async",
             "AsyncProcessDriver": "holdfast.driver.client_async",
             "AsyncReconciler": "holdfast.recipes.reconciler_async",
+            "Codec": "holdfast.recipes.reconciler_rules",
             "Driver": "holdfast.recipes.protocols",
             "ProcessDriver": "holdfast.driver.client",
             "Reconciler": "holdfast.recipes.reconciler",
+            "ReconcilerRules": "holdfast.recipes.reconciler_rules",
         },
     )
 
-READY = "Ready"
+READY, COMPLETED = "Ready", "Completed"
 
 
 class Phase(StrEnum):
-    """The state of a record's backend, as the record shows it: see ``phase_of``."""
+    """The state of a record's backend, as the record shows it: see ``ReconcilerRules.phase``."""
 
     PROVISIONING = "Provisioning"
     READY = "Ready"
+    COMPLETED = "Completed"
     ERROR = "Error"
     DELETING = "Deleting"
     DELETED = "Deleted"
@@ -62,7 +68,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BackendCondition:
-    """A named condition of a backend. The phase follows from "Ready"; other conditions are only stored."""
+    """A named condition of a backend. The phase follows from "Ready" and "Completed"; other conditions are only
+    stored."""
 
     type: str
     status: bool | None
@@ -91,8 +98,13 @@ class Backend:
 
     @property
     def ready(self) -> BackendCondition | None:
-        """The condition that the phase follows from; None when the driver has not given it."""
+        """The condition "Ready"; None when the driver has not given it."""
         return next((each for each in self.conditions if each.type == READY), None)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the condition "Completed" is true: the backend has ended because its work is done."""
+        return any(each.type == COMPLETED and each.status is True for each in self.conditions)
 
     def _stored(self) -> dict[str, Any]:
         """The form in which a record stores it."""
@@ -109,16 +121,3 @@ class DriverEvent:
     id: str
     reason: str = ""
     message: str = ""
-
-
-def phase_of(backend: Backend, *, before: Phase, session: bool) -> Phase:
-    """The phase of a record whose backend exists. Deleting stays until the backend is gone; any other phase follows
-    from the present conditions alone. ``session``: whether the record's session is present."""
-    if backend.deleting or before is Phase.DELETING:
-        return Phase.DELETING
-    ready = backend.ready
-    if ready is None or ready.status is None:
-        return Phase.PROVISIONING
-    if ready.status:
-        return Phase.READY if session else Phase.PROVISIONING
-    return Phase.ERROR if ready.terminal else Phase.PROVISIONING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,9 +82,20 @@ def replicas_beside(url: str, **options: Any) -> Iterator[Replica]:
         replica.end()
 
 
-def expire_unless_renewed(url: str) -> None:
-    """Let every lease of a PostgreSQL database expire in one second, unless it is renewed."""
-    query(url, "update holdfast.beat set expires_at = clock_timestamp() + interval '1 s'")
+def expire_unless_renewed(url: str, condition: Callable[[], object], what: str) -> None:
+    """Let every lease of a PostgreSQL database expire in one second, until ``condition()`` is true.
+
+    A renewal that was in flight when its client was closed is undone. One that is repeated is not.
+    """
+
+    def is_true() -> bool:
+        if condition():
+            return True
+        latest = "clock_timestamp() + interval '1 s'"
+        query(url, f"update holdfast.beat set expires_at = {latest} where expires_at > {latest}")
+        return False
+
+    eventually(is_true, what)
 
 
 @contextmanager

@@ -120,8 +120,7 @@ def test_a_leader_that_is_cut_off_stops_before_its_lease_is_another_ones(
             assert max(pauses) <= STEADY["ttl"] - 300.0, "it would have woken by itself"
             assert other.client.leases.get("work").holder == one.elector.holder  # type: ignore[union-attr]
             assert not other.leads
-            expire_unless_renewed(postgres_url)
-            eventually(lambda: other.leads, "the other one leads")
+            expire_unless_renewed(postgres_url, lambda: other.leads, "the other one leads")
             proxy.heal()
             other.elector.stop()  # for good: one that resigns asks again itself, and may well be the first
             eventually(lambda: one.log[:3] == ["begin", "end", "begin"], "it is one of them again")

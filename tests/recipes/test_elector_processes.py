@@ -116,6 +116,47 @@ def test_a_stopped_leader_is_succeeded_and_stops_when_it_goes_on(postgres_url: s
             leader.expect("told to stop")
 
 
+BLOCKED = """
+import asyncio, sys, holdfast
+
+async def main(url):
+    async with holdfast.AsyncClient(url) as client:
+        elector = client.elector("work", ttl=5, renew_every=0.5, retry_every=0.2, watchdog=True)
+        async def work(term):
+            print("leading", term.fence, flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            print("blocked", flush=True)
+            sys.stdin.readline()  # in the thread of the loop
+            print("lost" if term.lost else "held", flush=True)
+            await term.stopping.wait()
+        await elector.run(work)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_leader_whose_event_loop_is_blocked_is_succeeded_and_knows_it_afterwards(either: str) -> None:
+    """Its heartbeat is a thread, which would renew the lease of a loop that does nothing any more."""
+    with Child(BLOCKED, either) as leader:
+        fence = int(leader.line().split()[1])
+        with replicas_beside(either, **QUICK) as standby:
+            [before] = standby.client.leases.list()
+            eventually(
+                lambda: standby.client.leases.list()[0].expires_at > before.expires_at, "it is renewed while it turns"
+            )
+            leader.say("block")
+            leader.expect("blocked")
+            eventually(lambda: standby.leads, "the standby leads")
+            assert standby.terms[-1].fence > fence
+            leader.say("go on")
+            leader.expect("lost")
+
+
+def test_without_an_event_loop_there_is_no_watchdog_for_it(either: str) -> None:
+    with holdfast.Client(either) as client, pytest.raises(ValueError, match="watchdog=True needs an AsyncClient"):
+        client.elector("work", watchdog=True)
+
+
 @pytest.mark.parametrize(("engine", "number"), [("sqlite", signal.SIGTERM), ("postgres", signal.SIGINT)])
 def test_a_signal_stops_the_work_and_releases_the_lease(
     request: pytest.FixtureRequest, engine: str, number: signal.Signals
@@ -154,7 +195,7 @@ def test_with_overrun_exit_work_that_does_not_stop_ends_with_its_process(either:
             if not either.startswith("sqlite"):
                 eventually(lambda: standby.elector.status().leader, "the standby sees the leader that is gone")
                 assert not standby.leads
-                expire_unless_renewed(either)
+                expire_unless_renewed(either, lambda: standby.leads, "the standby leads")
             eventually(lambda: standby.leads, "the standby leads")
     with holdfast.Client(either) as client:
         assert [each.outcome for each in client.leases.history()][-1] != "released"

@@ -41,6 +41,7 @@ from holdfast.recipes.elector_terms import (
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency import (
+    LoopWatchdog,
     Notifier,
     StopEvent,
     StopSignals,
@@ -119,8 +120,9 @@ class Elector:
         if on_new_leader is not None:
             check_callable(on_new_leader, "on_new_leader")
         self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
-        self._local = engine.database.dialect == "sqlite" and SessionLocks.available
-        """Whether the kernel shows if the leader lives."""
+        self._local = engine.database.dialect == "sqlite" and SessionLocks.available and not terms.watchdog
+        """Whether the kernel shows if the leader lives, and that is enough."""
+        self._watchdog = LoopWatchdog() if terms.watchdog else None
         self._stopped = False
         self._reset()
 
@@ -248,9 +250,12 @@ class Elector:
             self._run.resigned = False
             self._run.sleep(self._terms.retry_every)
         terms = self._terms.lease_terms(
-            self.holder, local=self._local, on_beat=self._on_beat, on_recall=self._on_recall
-        )
-        lease = Lease(self._engine, terms, 0.0, {"elector": True})
+            self.holder, local=self._local, on_beat=self._on_beat, on_recall=self._on_recall,
+            may_renew=None if self._watchdog is None else self._watchdog.turns,
+        )  # fmt: skip
+        if self._watchdog is not None:
+            self._watchdog.begin()
+        lease = Lease(self._engine, terms, 0.0)
         background = keeper_of(self._engine.database, brittle=terms.brittle).background
         background.subscribe(self.name, self._run.wakeup.set)
         try:

@@ -41,6 +41,7 @@ from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency import StopSignals, add_leased_work, leased_work
 from holdfast.runtime.concurrency_async import (
+    AsyncLoopWatchdog,
     AsyncNotifier,
     AsyncStopEvent,
     AsyncWakeup,
@@ -118,8 +119,9 @@ class AsyncElector:
         if on_new_leader is not None:
             check_callable(on_new_leader, "on_new_leader")
         self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
-        self._local = engine.database.dialect == "sqlite" and SessionLocks.available
-        """Whether the kernel shows if the leader lives."""
+        self._local = engine.database.dialect == "sqlite" and SessionLocks.available and not terms.watchdog
+        """Whether the kernel shows if the leader lives, and that is enough."""
+        self._watchdog = AsyncLoopWatchdog() if terms.watchdog else None
         self._stopped = False
         self._reset()
 
@@ -247,9 +249,12 @@ class AsyncElector:
             self._run.resigned = False
             await self._run.sleep(self._terms.retry_every)
         terms = self._terms.lease_terms(
-            self.holder, local=self._local, on_beat=self._on_beat, on_recall=self._on_recall
-        )
-        lease = AsyncLease(self._engine, terms, 0.0, {"elector": True})
+            self.holder, local=self._local, on_beat=self._on_beat, on_recall=self._on_recall,
+            may_renew=None if self._watchdog is None else self._watchdog.turns,
+        )  # fmt: skip
+        if self._watchdog is not None:
+            self._watchdog.begin()
+        lease = AsyncLease(self._engine, terms, 0.0)
         background = keeper_of(self._engine.database, brittle=terms.brittle).background
         background.subscribe(self.name, self._run.wakeup.set)
         try:

@@ -13,9 +13,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from holdfast.lease.terms import Failover, LeaseTerms, OnBeat, Refusal
+from holdfast.lease.terms import Failover, LeaseTerms, MayRenew, OnBeat, Refusal
 from holdfast.lease.trust import margin
-from holdfast.names import MAX_TTL, check_name, check_seconds
+from holdfast.names import MAX_TTL, Kind, check_name, check_seconds
 
 Overrun = Literal["wait", "exit"]
 HOLDER_LENGTH = 180
@@ -80,6 +80,8 @@ class ElectorTerms(NamedTuple):
     holder: str | None
     failover: Failover
     overrun: Overrun
+    kind: Kind
+    watchdog: bool
 
     @classmethod
     def check(
@@ -93,6 +95,8 @@ class ElectorTerms(NamedTuple):
         holder: str | None = None,
         failover: Failover = "ttl",
         overrun: Overrun = "wait",
+        kind: Kind = "elector",
+        watchdog: bool = False,
     ) -> ElectorTerms:
         """Times that are not given follow from the TTL. ValueError unless a renewal, the grace and the margin of trust
         fit into it."""
@@ -114,16 +118,26 @@ class ElectorTerms(NamedTuple):
             raise ValueError(f"overrun must be 'wait' or 'exit', not {overrun!r}")
         if holder is not None:
             check_name(holder, "holder", limit=HOLDER_LENGTH)
-        return cls(lease.name, lease.ttl, renew_every, retry_every, grace, holder, failover, overrun)
+        return cls(
+            lease.name, lease.ttl, renew_every, retry_every, grace, holder, failover, overrun, kind, bool(watchdog)
+        )
 
-    def lease_terms(self, holder: str, *, local: bool, on_beat: OnBeat, on_recall: Callable[[], object]) -> LeaseTerms:
+    def lease_terms(
+        self,
+        holder: str,
+        *,
+        local: bool,
+        on_beat: OnBeat,
+        on_recall: Callable[[], object],
+        may_renew: MayRenew | None = None,
+    ) -> LeaseTerms:
         """The lease to ask for. ``local``: all replicas are on one machine, where the kernel frees a lock when the
         leader dies. Then the TTL is the longest possible and no heartbeat can be late: a renewal only detects that the
         lease was taken away."""
         return LeaseTerms(
             self.name, MAX_TTL if local else self.ttl, holder, at_least=0.0, auto_renew=True,
-            renew_every=self.renew_every, on_lost="flag", failover="session" if local else self.failover, reenter=False,
-            on_beat=on_beat, on_recall=on_recall,
+            renew_every=self.renew_every, on_lost="flag", failover="session" if local else self.failover,
+            on_beat=on_beat, on_recall=on_recall, may_renew=may_renew, kind=self.kind,
         )  # fmt: skip
 
     def retry_delay(self, refusal: Refusal | None, *, local: bool, chance: float) -> float:

@@ -21,8 +21,8 @@ from holdfast.lease.handle import PATIENT, Lease
 from holdfast.lease.keeper import keeper_of
 from holdfast.lease.records import LeaseRecord
 from holdfast.lease.terms import LeaseTerms
-from holdfast.names import check_said, check_seconds
-from holdfast.recipes.gate_terms import GATE, gate_lease, gate_terms, runtime_terms
+from holdfast.names import GATE, check_said, check_seconds
+from holdfast.recipes.gate_terms import gate_lease, gate_terms, runtime_terms
 from holdfast.runtime.concurrency import current_id
 from holdfast.runtime.log import WARNING, logger
 
@@ -143,28 +143,17 @@ class Gates:
         keeper_of(self._engine.database).purge(after=seconds)
         return grant
 
-    def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
-        """Close a gate that was opened for a time; False when it is closed already. PolicyDenied for a window, which
-        only its own block closes. ``entry``: of the audit, if the caller records the outcome itself."""
+    def close(self, name: str, *, actor: str, reason: str) -> bool:
+        """Close a gate that was opened for a time, and record it; False when it is closed already. PolicyDenied for a
+        window, which only its own block closes."""
         record = self._leases.get(gate_lease(name))
         if record is not None and "for" not in record.info:
             raise PolicyDenied(
                 f"gate {name!r} is a window that {record.holder} has open: it closes with the block that opened it"
             )
-        audit_entry = entry
-        if audit_entry is None:
-            audit_entry = self._audit.begin("gate.close", name, actor=actor, reason=reason)
-        try:
-            done = record is not None and self._leases.force_release(
-                record.name, actor=actor, reason=reason, fence=record.fence
-            )
-        except EngineError as error:
-            if entry is None:
-                _record_outcome(self._audit, name, audit_entry, _error_outcome(error))
-            raise
-        if entry is None:
-            _record_outcome(self._audit, name, audit_entry, "closed" if done else "refused: it is closed")
-        return done
+        return record is not None and self._leases.force_release(
+            record.name, actor=actor, reason=reason, fence=record.fence
+        )
 
     def _clear(self, name: str) -> None:
         """Delete the expired row of a gate that was opened for a time, unless this client only reads."""

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from holdfast.lease.terms import LeaseTerms
-from holdfast.names import OWN, check_name
-
-GATE = f"{OWN}gate:"
-RUNTIME = "holdfast:runtime"
-"""The lease that every governed command runs inside: one operator at a time."""
+from holdfast.names import GATE, RUNTIME, check_name
 
 
 def gate_lease(name: str) -> str:
@@ -16,10 +12,11 @@ def gate_lease(name: str) -> str:
 
 
 def runtime_terms(ttl: float) -> LeaseTerms:
-    return LeaseTerms.check(RUNTIME, ttl=ttl)
+    return LeaseTerms.check(RUNTIME, ttl=ttl, kind="gate")
 
 
 def gate_terms(name: str, *, actor: str, ttl: float, auto_renew: bool = True) -> LeaseTerms:
     """``actor`` is shown as the holder. Unlike a holder, the same actor cannot acquire the lease twice."""
-    terms = LeaseTerms.check(gate_lease(name), ttl=ttl, holder=check_name(actor, "actor"), auto_renew=auto_renew)
-    return terms._replace(reenter=False)
+    return LeaseTerms.check(
+        gate_lease(name), ttl=ttl, holder=check_name(actor, "actor"), auto_renew=auto_renew, kind="gate"
+    )

@@ -16,4 +16,4 @@ def check_guard(name: str, *, ttl: float, renew_every: float | None, strict: boo
     check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
     if renew_every is not None and check_seconds(renew_every, "renew_every", 0.001, MAX_TTL) > ttl / 2:
         raise ValueError(f"renew_every must leave time for a retry: at most half of ttl={ttl:g}, not {renew_every!r}")
-    return LeaseTerms.check(check_free_name(name), ttl=ttl, renew_every=renew_every, strict=strict)
+    return LeaseTerms.check(check_free_name(name), ttl=ttl, renew_every=renew_every, strict=strict, kind="guard")

@@ -1,3 +1,18 @@
+-- name: guard_acquire
+select status, token, beat, fence, held_by, remaining, session_watch from holdfast.guard_acquire(
+    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
+    :solo::boolean, :session_key::bigint, :process::jsonb)
+
+-- name: elector_acquire
+select status, token, beat, fence, held_by, remaining, session_watch from holdfast.elector_acquire(
+    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
+    :solo::boolean, :session_key::bigint, :process::jsonb)
+
+-- name: gate_acquire
+select status, token, beat, fence, held_by, remaining, session_watch from holdfast.gate_acquire(
+    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
+    :solo::boolean, :session_key::bigint, :process::jsonb)
+
 -- name: slot_claim
 select name, status, token, beat, fence, held_by, remaining, null as session_watch from holdfast.slot_claim(
     :pool, :capacity::int, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :solo::boolean, :process::jsonb)
@@ -13,3 +28,9 @@ select holdfast.slot_abandon(:name, :token::uuid, false) as done
 
 -- name: shard_list
 select name, holder, remaining from holdfast.shard_list(:shards)
+
+-- name: peer_announce
+select holdfast.peer_announce(:name, :token::uuid, :address, :key) as done
+
+-- name: peer_find
+select address, key from holdfast.peer_find(:name)

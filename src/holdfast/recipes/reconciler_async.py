@@ -4,7 +4,7 @@
          └─ _sweep: each record that differs from driver.list() ┘  decide, and write if the version is still the same
 
 Events get lost, so a sweep compares all records every ``sweep_every`` seconds, and whenever a watch begins. What to do
-about a record is decided in ``reconciler_terms``.
+about a record is decided in ``reconciler_terms``, by the ``rules`` that the user may replace.
 
 A change must keep this:
 
@@ -339,8 +339,11 @@ class AsyncReconciler:
             return False
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
-        at = now() + (self._clock_offset or 0.0)
-        return decide(record.payload, backend, session=session, at=at, grace=self._terms.grace, slack=self._clock_slack)
+        terms, at = self._terms, now() + (self._clock_offset or 0.0)
+        value = record.payload if terms.codec is None else terms.codec.decode(record.payload)
+        return decide(
+            value, backend, terms.rules, session=session, at=at, grace=terms.grace, slack=self._clock_slack
+        )  # fmt: skip
 
     async def _write(self, decision: Decision, record: ObjectRecord, grant: AsyncLeaseGrant) -> None:
         """Conflict when the record has changed, FencedOut when the grant has passed on."""
@@ -352,8 +355,9 @@ class AsyncReconciler:
                 reconciler=repr(self), record=record.id,
             )  # fmt: skip
         elif not isinstance(decision, Keep):
-            expected = MatchVersion(record.version)
-            await self._objects.put_if(record.type, record.id, decision.payload, expected, under=grant)
+            codec, expected = self._terms.codec, MatchVersion(record.version)
+            payload = decision.value if codec is None else codec.encode(decision.value)
+            await self._objects.put_if(record.type, record.id, payload, expected, under=grant)
             self._counts.add(written=1)
             log.debug("%r: %r is %s", self, record.id, decision.phase)
 

@@ -1,4 +1,5 @@
-"""The decisions of a reconciler: what to do about one record, given its backend; checked arguments, delays, counts.
+"""The decisions of a reconciler: what to do about one record, given its backend and the rules; checked arguments,
+delays, counts.
 
 The same decision is made for an event and for a sweep. A record whose backend is missing is marked at first; it becomes
 Deleted if the backend is still missing after the grace, and is removed if it is still missing at the next look after
@@ -7,11 +8,13 @@ that. A record that is Deleting has no grace. If the backend comes back before t
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.names import check_seconds
-from holdfast.reconciler import Backend, Phase, phase_of
+from holdfast.recipes.reconciler_rules import Codec, ReconcilerRules
+from holdfast.reconciler import Backend, Phase
 
 MAX_SECONDS = 86_400.0
 DRIVER_TIMEOUT = 30.0
@@ -24,8 +27,9 @@ class Keep(NamedTuple):
 
 
 class Write(NamedTuple):
-    payload: dict[str, Any]
-    phase: Phase
+    value: Any
+    """Not encoded yet."""
+    phase: str
 
 
 class Remove(NamedTuple):
@@ -36,37 +40,40 @@ Decision = Keep | Write | Remove
 
 
 def decide(
-    payload: Any, backend: Backend | None, *, session: bool, at: float, grace: float, slack: float = 0.0
+    value: Any,
+    backend: Backend | None,
+    rules: ReconcilerRules,
+    *,
+    session: bool,
+    at: float,
+    grace: float,
+    slack: float = 0.0,
 ) -> Decision:
-    """What to do about a record. ``session``: what ``session_present`` returned. ValueError when the payload is not one
-    of a reconciled record.
+    """What to do about a record with this decoded value. ``session``: what ``session_present`` returned. Raises what
+    the rules raise.
 
     ``at``: the time by the database's clock, which may be up to ``slack`` later. A backend is missing since the later
     one and its grace ends by the earlier one, so a grace is never too short."""
-    before, status = phase_in(payload), _status(payload)
+    status = rules.status(value)
+    before = status.get("phase", Phase.PROVISIONING)
     if backend is not None:
-        after = phase_of(backend, before=before, session=session)
-        wanted = {"phase": after.value} | backend._stored()
-    elif before is Phase.DELETED:
-        return Remove()
+        phase: str | None = rules.phase(backend, before=before, session=session)
+        wanted = {"phase": _plain(phase)} | backend._stored()
     else:
         since = min(status.get("missing_since", at + slack), at + slack)
-        gone = before is Phase.DELETING or ("missing_since" in status and at - since >= grace)
-        after = Phase.DELETED if gone else before
-        wanted = status | {"phase": after.value, "missing_since": since}
-    return Keep() if wanted == status else Write(payload | {"status": wanted}, after)
+        missing = at - since if "missing_since" in status else None
+        phase = rules.orphan(before=before, missing=missing, grace=grace)
+        if phase is None:
+            return Remove()
+        wanted = {**status, "phase": _plain(phase), "missing_since": since}
+    return Keep() if wanted == status else Write(rules.merge(value, wanted), wanted["phase"])
 
 
-def phase_in(payload: Any) -> Phase:
-    """The phase of a record; Provisioning if it was never reconciled. ValueError for an unknown phase."""
-    return Phase(_status(payload).get("phase", Phase.PROVISIONING))
-
-
-def _status(payload: Any) -> dict[str, Any]:
-    status = payload.get("status", {}) if isinstance(payload, dict) else None
-    if not isinstance(status, dict):
-        raise ValueError('the payload of a reconciled record must be a dict, and its "status", if there is one, too')
-    return status
+def _plain(phase: object) -> str:
+    """The phase as a plain str, as it is stored."""
+    if not isinstance(phase, str):
+        raise TypeError(f"the phase of a record must be a str, not {phase!r:.80}")
+    return str(phase)
 
 
 def retry_delay(failures: int, limit: float) -> float:
@@ -87,13 +94,40 @@ class ReconcilerTerms(NamedTuple):
     sweep_every: float
     grace: float
     concurrency: int
+    codec: Codec | None
+    rules: ReconcilerRules
 
     @classmethod
-    def check(cls, type: str, *, sweep_every: float, grace: float, concurrency: object) -> ReconcilerTerms:
+    def check(
+        cls,
+        type: str,
+        *,
+        sweep_every: float,
+        grace: float,
+        concurrency: object,
+        codec: Codec | None = None,
+        rules: ReconcilerRules | None = None,
+    ) -> ReconcilerTerms:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= 1000:
             raise ValueError(f"concurrency must be a whole number from 1 to 1000, not {concurrency!r}")
         check_seconds(sweep_every, "sweep_every", 0.01, MAX_SECONDS)
-        return cls(type, sweep_every, check_seconds(grace, "grace", 0.0, MAX_SECONDS), concurrency)
+        check_seconds(grace, "grace", 0.0, MAX_SECONDS)
+        if codec is not None:
+            _check_methods(codec, "codec", ("decode", "encode"))
+        if rules is not None:
+            _check_methods(rules, "rules", ("status", "merge", "phase", "orphan"))
+        return cls(type, sweep_every, grace, concurrency, codec, rules or ReconcilerRules())
+
+
+def _check_methods(given: object, what: str, names: tuple[str, ...]) -> None:
+    """TypeError unless all are methods that return a value: a class or a coroutine function would return another."""
+    for name in names:
+        method = getattr(given, name, None)
+        if isinstance(given, type) or not callable(method) or inspect.iscoroutinefunction(method):
+            expected = ", ".join(f"{each}()" for each in names)
+            raise TypeError(
+                f"{what} must be an object with the plain methods {expected}: {given!r:.80} has no {name}()"
+            )
 
 
 @dataclass(slots=True)

@@ -198,7 +198,7 @@ class AsyncShards:
         """None when another replica holds it, or we still do: a shard that is being released is not re-entered."""
         terms = LeaseTerms(
             name, self._terms.ttl, self.holder, at_least=0.0, auto_renew=True, renew_every=self._terms.ttl / 3,
-            on_lost=self._on_lost, failover="ttl", reenter=False,
+            on_lost=self._on_lost, failover="ttl",
         )  # fmt: skip
         return await AsyncLease(self._engine, terms, 0.0).try_acquire()
 

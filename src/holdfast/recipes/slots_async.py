@@ -57,12 +57,12 @@ class AsyncSlot(AsyncLeaseGrant):
 class AsyncSlotClaim(AsyncHandle[AsyncSlot]):
     """Any free slot of a pool to acquire; used like a lease."""
 
-    _kind, _statement = "slot", "slot_claim"
+    _kind = "slot"
 
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, pool: str, capacity: int) -> None:
         super().__init__(engine, terms, timeout)
         self._pool, self._capacity = pool, capacity
-        self._more = {"pool": terms.name, "capacity": capacity}
+        self._more = {"pool": pool, "capacity": capacity}
 
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncSlot:
         return AsyncSlot(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
@@ -175,7 +175,7 @@ class AsyncSlots:
         return compare(sessions, before, await self._held())
 
     async def _held(self) -> dict[int, SlotLease]:
-        rows = await self._engine.call("slot_list", {"pool": self._prefix})
+        rows = await self._engine.call("slot_list", {"pool": self.pool})
         return {row["slot"]: SlotLease(row["holder"], row["fence"]) for row in rows}
 
     @property
@@ -186,5 +186,4 @@ class AsyncSlots:
     def _terms(self, owner: str | None) -> LeaseTerms:
         if owner is not None:
             check_name(owner, "owner")
-        terms = LeaseTerms.check(self._prefix, ttl=self._ttl, holder=owner, auto_renew=self._auto_renew)
-        return terms._replace(reenter=False)
+        return LeaseTerms.check(self._prefix, ttl=self._ttl, holder=owner, auto_renew=self._auto_renew, kind="slot")

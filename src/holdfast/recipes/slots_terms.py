@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import AcquireTimeout, NotAcquired
 from holdfast.lease.terms import Refusal
-from holdfast.names import OWN, check_name
+from holdfast.names import SLOT, check_name
 
 MAX_SLOTS = 100_000
 KINDS = ("duplicate_claim", "wrong_owner", "missing_lease", "terminal_owner", "unclaimed_lease")
@@ -116,7 +116,7 @@ def check_pool(pool: str, capacity: int) -> str:
         raise TypeError(f"capacity must be a whole number, not {type(capacity).__name__}")
     if not 1 <= capacity <= MAX_SLOTS:
         raise ValueError(f"capacity must be from 1 to {MAX_SLOTS}, not {capacity}")
-    return f"{OWN}slot:{check_name(pool, 'pool', limit=180)}"
+    return f"{SLOT}{check_name(pool, 'pool', limit=180)}"
 
 
 def check_slot(prefix: str, slot: object) -> str:

@@ -16,7 +16,7 @@ select l.name, 'acquired' as status, l.token, l.beat, l.fence, null as held_by, 
   from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name;
 
 -- name: slot_list
-select name, slot, holder, fence, remaining from holdfast_slot where pool = :pool order by slot;
+select name, slot, holder, fence, remaining from holdfast_slot where pool = '@slot:' || :pool order by slot;
 
 -- name: slot.held
 select name from holdfast_slot where pool = :pool and token = :token;

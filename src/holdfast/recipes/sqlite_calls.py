@@ -1,27 +1,44 @@
-"""The calls of slots on SQLite. A slot is a lease, so they are volatile, and end in the calls of leases."""
+"""The calls of recipes on SQLite. What they take are leases, so they are volatile, and end in the calls of leases."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from holdfast.database.sqlite_calls import Rows, Run, call
-from holdfast.lease.sqlite_calls import lease_abandon, lease_acquire, lease_release, refuse_acquire
+from holdfast.lease.sqlite_calls import lease_abandon, lease_release, lease_take, refuse_take, refuses
+from holdfast.names import SLOT
+
+
+@call(volatile=True, answer=refuses("guard"))
+def guard_acquire(run: Run, **terms: Any) -> Rows:
+    return lease_take(run, "guard", **terms)
+
+
+@call(volatile=True, answer=refuses("elector"))
+def elector_acquire(run: Run, **terms: Any) -> Rows:
+    return lease_take(run, "elector", **terms)
+
+
+@call(volatile=True, answer=refuses("gate"))
+def gate_acquire(run: Run, **terms: Any) -> Rows:
+    return lease_take(run, "gate", **terms)
 
 
 def _refuse_claim(run: Run, pool: str, capacity: int, token: str, **_: Any) -> Rows:
-    rows = run("slot_claim.granted_before", pool=pool, token=token)
-    return rows or run("slot_claim.full", pool=pool, capacity=capacity)
+    prefix = f"{SLOT}{pool}"
+    rows = run("slot_claim.granted_before", pool=prefix, token=token)
+    return rows or run("slot_claim.full", pool=prefix, capacity=capacity)
 
 
 @call(volatile=True, answer=_refuse_claim)
 def slot_claim(run: Run, pool: str, capacity: int, **terms: Any) -> Rows:
-    """Acquire the lease of the lowest free slot. ``terms`` are those of ``lease_acquire``, in which the name is the
+    """Acquire the lease of the lowest free slot. ``terms`` are those of ``lease_take``, in which the name is the
     pool's."""
-    [slot] = run("slot_claim.lowest_free", pool=pool, capacity=capacity)
+    [slot] = run("slot_claim.lowest_free", pool=f"{SLOT}{pool}", capacity=capacity)
     terms["name"] = slot["name"]
-    if refusal := refuse_acquire(run, **terms):
+    if refusal := refuse_take(run, "slot", **terms):
         return refusal
-    lease_acquire(run, **terms)
+    lease_take(run, "slot", **terms)
     return run("slot_claim.granted", name=slot["name"])
 
 

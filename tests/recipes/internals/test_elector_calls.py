@@ -8,6 +8,7 @@ import re
 import threading
 from contextlib import suppress
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from holdfast.database import call_dispatcher
 from holdfast.lease.keeper import keeper_of
 from holdfast.recipes import elector as elector_module
 from holdfast.runtime.clock import now
+from holdfast.runtime.identity import check_token, this_process
 from tests.children import PATIENCE, Child, eventually, until
 from tests.interrupts import Interrupt, generated
 from tests.recipes.electors import QUICK, SLOW, STEADY, Replica, expire_unless_renewed, replicas, replicas_beside
@@ -105,8 +107,7 @@ def test_a_client_that_is_closed_leaves_the_lease_of_work_that_does_not_stop_to_
         one.client.close()
         assert holder(other) == one.elector.holder
         assert not other.leads
-        expire_unless_renewed(postgres_url)
-        eventually(lambda: other.leads, "the other one leads when the TTL is over")
+        expire_unless_renewed(postgres_url, lambda: other.leads, "the other one leads when the TTL is over")
         assert one.log == ["begin"]
         assert one.terms[0].lost
 
@@ -345,6 +346,13 @@ def test_a_process_that_ends_leaves_the_lease_of_work_that_does_not_stop_to_expi
 def test_the_timings_are_thirty_ten_and_five_unless_told_otherwise(sqlite_url: str) -> None:
     terms = holdfast.Client(sqlite_url).elector("work")._terms
     assert (terms.ttl, terms.renew_every, terms.retry_every) == (30.0, 10.0, 5.0)
+
+
+@pytest.mark.parametrize("unnamed", ["", "(none)"])
+def test_a_node_without_a_name_is_named_by_a_uuid(unnamed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=unnamed))
+    host = this_process()["host"]
+    assert check_token(host) == host == this_process()["host"], "a UUID, the same in every row"
 
 
 def test_the_timings_follow_from_the_ttl(sqlite_url: str) -> None:

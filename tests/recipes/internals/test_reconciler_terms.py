@@ -8,25 +8,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.recipes.reconciler_rules import ReconcilerRules
 from holdfast.recipes.reconciler_terms import (
+    Decision,
     Keep,
     ReconcilerTerms,
     Remove,
     Write,
     count_failures,
-    decide,
-    phase_in,
     retry_delay,
 )
-from holdfast.reconciler import Backend, BackendCondition, Phase, phase_of
+from holdfast.recipes.reconciler_terms import decide as decide_by
+from holdfast.reconciler import Backend, BackendCondition, Phase
 
 conditions = st.builds(
-    BackendCondition, st.sampled_from(["Ready", "Scheduled"]), st.sampled_from([True, False, None]),
+    BackendCondition, st.sampled_from(["Ready", "Completed", "Scheduled"]), st.sampled_from([True, False, None]),
     st.sampled_from(["", "Exited"]), st.just(""), st.booleans(),
 )  # fmt: skip
 backends = st.builds(Backend, st.just("b-1"), st.lists(conditions, max_size=3).map(tuple), st.booleans())
 phases = st.sampled_from(Phase)
 GRACE = 300.0
+RULES = ReconcilerRules()
+
+
+def decide(value: Any, backend: Backend | None, **terms: Any) -> Decision:
+    return decide_by(value, backend, RULES, **terms)
+
+
+def phase_in(value: Any) -> Phase:
+    return Phase(RULES.status(value).get("phase", "Provisioning"))
 
 
 def payload(phase: Phase | None, **status: Any) -> dict[str, Any]:
@@ -35,6 +45,11 @@ def payload(phase: Phase | None, **status: Any) -> dict[str, Any]:
 
 def ready(status: bool | None, *, terminal: bool = False, deleting: bool = False) -> Backend:
     return Backend("b-1", (BackendCondition("Ready", status, "Because", terminal=terminal),), deleting, {"pid": 7})
+
+
+def completed(status: bool | None) -> Backend:
+    ended = ready(False, terminal=True).conditions
+    return Backend("b-1", (*ended, BackendCondition("Completed", status)))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +62,10 @@ def ready(status: bool | None, *, terminal: bool = False, deleting: bool = False
         (Phase.PROVISIONING, ready(False), True, Phase.PROVISIONING),
         (Phase.PROVISIONING, ready(False, terminal=True), True, Phase.ERROR),
         (Phase.READY, ready(False, terminal=True), True, Phase.ERROR),
+        (Phase.READY, completed(True), True, Phase.COMPLETED),
+        (Phase.PROVISIONING, completed(True), False, Phase.COMPLETED),
+        (Phase.PROVISIONING, completed(None), True, Phase.ERROR),
+        (Phase.COMPLETED, ready(True), True, Phase.READY),
         (Phase.READY, ready(True), False, Phase.PROVISIONING),
         (Phase.ERROR, ready(True), True, Phase.READY),
         (Phase.READY, ready(True, deleting=True), True, Phase.DELETING),
@@ -57,7 +76,7 @@ def ready(status: bool | None, *, terminal: bool = False, deleting: bool = False
 def test_the_phase_follows_from_the_conditions_and_the_session(
     before: Phase, backend: Backend, session: bool, after: Phase
 ) -> None:
-    assert phase_of(backend, before=before, session=session) is after
+    assert RULES.phase(backend, before=before, session=session) is after
 
 
 @given(backends, phases, st.booleans())
@@ -65,10 +84,10 @@ def test_what_was_written_is_kept_the_next_time(backend: Backend, before: Phase,
     """So a sweep over records that are true writes nothing; and the rest of the payload is the user's."""
     decision = decide(payload(before), backend, session=session, at=1000.0, grace=GRACE)
     if isinstance(decision, Write):
-        assert decision.payload["spec"] == payload(None)["spec"]
-        assert decision.payload["status"]["phase"] == decision.phase
-        assert len(decision.payload["status"]["conditions"]) == len(backend.conditions)
-        assert decide(decision.payload, backend, session=session, at=2000.0, grace=GRACE) == Keep()
+        assert decision.value["spec"] == payload(None)["spec"]
+        assert decision.value["status"]["phase"] == decision.phase
+        assert len(decision.value["status"]["conditions"]) == len(backend.conditions)
+        assert decide(decision.value, backend, session=session, at=2000.0, grace=GRACE) == Keep()
     else:
         assert decision == Keep()
 
@@ -76,7 +95,7 @@ def test_what_was_written_is_kept_the_next_time(backend: Backend, before: Phase,
 def test_conditions_and_details_are_stored() -> None:
     decision = decide(payload(None), ready(True), session=True, at=0.0, grace=GRACE)
     assert isinstance(decision, Write)
-    assert decision.payload["status"] == {
+    assert decision.value["status"] == {
         "phase": "Ready",
         "conditions": [{"type": "Ready", "status": True, "reason": "Because", "message": "", "terminal": False}],
         "details": {"pid": 7},
@@ -100,8 +119,8 @@ def test_an_orphan_is_deleted_only_when_it_was_missing_for_the_whole_grace(
             assert backend is None
             return
         if isinstance(decision, Write):
-            record = decision.payload
-            if decision.phase is Phase.DELETED:
+            record = decision.value
+            if decision.phase == Phase.DELETED:
                 assert was is Phase.DELETING or (len(missing) >= 2 and at - missing[0] >= GRACE)
         was = phase_in(record)
         if backend is not None:
@@ -114,7 +133,7 @@ def test_the_steps_of_an_orphan() -> None:
     for at in (1000.0, 1299.9, 1300.0, 1301.0):
         decision = decide(record, None, session=True, at=at, grace=GRACE)
         if isinstance(decision, Write):
-            record = decision.payload
+            record = decision.value
         seen.append((type(decision).__name__, phase_in(record).value))
     assert seen == [("Write", "Ready"), ("Keep", "Ready"), ("Write", "Deleted"), ("Remove", "Deleted")]
     assert record["status"]["missing_since"] == 1000.0
@@ -124,27 +143,48 @@ def test_not_knowing_the_time_never_cuts_a_grace_short() -> None:
     """It is between ``at`` and ``slack`` later: missing since the later, over when the earlier says so."""
     marked = decide(payload(Phase.READY), None, session=True, at=1000.0, grace=GRACE, slack=7.0)
     assert isinstance(marked, Write)
-    assert marked.payload["status"]["missing_since"] == 1007.0
+    assert marked.value["status"]["missing_since"] == 1007.0
     for at, kind in ((1000.0 + GRACE, Keep), (1006.9 + GRACE, Keep), (1007.0 + GRACE, Write)):
-        assert isinstance(decide(marked.payload, None, session=True, at=at, grace=GRACE, slack=9.0), kind)
+        assert isinstance(decide(marked.value, None, session=True, at=at, grace=GRACE, slack=9.0), kind)
 
 
 def test_a_record_that_was_to_be_deleted_waits_for_no_grace() -> None:
     decision = decide(payload(Phase.DELETING), None, session=True, at=5.0, grace=GRACE)
     assert isinstance(decision, Write)
-    assert decision.phase is Phase.DELETED
+    assert decision.phase == Phase.DELETED
 
 
 def test_a_clock_that_was_set_back_begins_the_grace_anew() -> None:
     decision = decide(payload(Phase.READY, missing_since=5000.0), None, session=True, at=1000.0, grace=GRACE)
     assert isinstance(decision, Write)
-    assert (decision.phase, decision.payload["status"]["missing_since"]) == (Phase.READY, 1000.0)
+    assert (decision.phase, decision.value["status"]["missing_since"]) == (Phase.READY, 1000.0)
 
 
 @pytest.mark.parametrize("bad", [b"raw", [1], "text", {"status": 3}, {"status": {"phase": "Unheard"}}])
 def test_a_payload_that_is_not_a_record_is_an_error(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"payload|Unheard"):
         decide(bad, None, session=True, at=0.0, grace=GRACE)
+
+
+def test_a_rule_that_returns_no_phase_is_named() -> None:
+    class Wrong(ReconcilerRules):
+        def phase(self, backend: Backend, *, before: str, session: bool) -> Any:
+            return None
+
+    with pytest.raises(TypeError, match="phase of a record must be a str, not None"):
+        decide_by({}, ready(True), Wrong(), session=True, at=0.0, grace=GRACE)
+
+
+@pytest.mark.parametrize("what", ["codec", "rules"])
+def test_an_object_without_the_methods_is_named(what: str) -> None:
+    class Half:
+        def decode(self, payload: Any) -> Any: ...
+        async def encode(self, value: Any) -> Any: ...
+
+    for wrong in (object(), Half(), ReconcilerRules):
+        terms: dict[str, Any] = {"sweep_every": 60.0, "grace": 300.0, "concurrency": 32, what: wrong}
+        with pytest.raises(TypeError, match=rf"^{what} must be an object with the plain methods .*has no \w+\(\)"):
+            ReconcilerTerms.check("box", **terms)
 
 
 @given(st.integers(1, 10_000), st.floats(0.01, 86_400))

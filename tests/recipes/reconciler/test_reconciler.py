@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast import MatchVersion
+from holdfast import MatchVersion, MustCreate
+from holdfast.reconciler import Backend, ReconcilerRules
 from holdfast.testing.fake_driver import FakeDriver
 from tests.children import Child, eventually
 from tests.recipes.reconciler.replicas import Records, fail, running
@@ -97,6 +99,65 @@ def test_an_orphan_goes_after_the_grace_and_one_whose_backend_comes_back_stays(
         eventually(lambda: replica.counts.removed == 1, "it is counted")
         eventually(lambda: "missing_since" not in records.status("back"), "it is there again")
         assert records.phase("back") == "Ready"
+
+
+class JsonBytes:
+    """Payloads that only its owner can read."""
+
+    def decode(self, payload: bytes) -> Any:
+        return json.loads(payload[::-1])
+
+    def encode(self, value: Any) -> bytes:
+        return json.dumps(value).encode()[::-1]
+
+
+class KeepLost(ReconcilerRules):
+    """Another place for the status, a phase of its own, and an orphan that is never removed."""
+
+    def status(self, value: Any) -> Any:
+        return value.get("seen", {})
+
+    def merge(self, value: Any, status: Any) -> Any:
+        return {**value, "seen": status}
+
+    def phase(self, backend: Backend, *, before: str, session: bool) -> str:
+        if backend.details.get("hot"):
+            return "Hot"
+        return super().phase(backend, before="Provisioning" if before in ("Hot", "Lost") else before, session=session)
+
+    def orphan(self, *, before: str, missing: float | None, grace: float) -> str | None:
+        return "Lost"
+
+
+def test_records_of_bytes_follow_their_backends_by_the_rules_of_the_caller(
+    place: tuple[str, str], yard: FakeDriver, records: Records
+) -> None:
+    codec = JsonBytes()
+
+    def value(id: str) -> Any:
+        return codec.decode(records.objects.get("box", id).payload)  # type: ignore[union-attr]
+
+    def becomes(id: str, phase: str) -> None:
+        eventually(lambda: value(id).get("seen", {}).get("phase") == phase, f"{id} becomes {phase}")
+
+    for id, payload in (("b-1", codec.encode({"mine": 1})), ("damaged", b"{")):
+        records.objects.put_if("box", id, payload, MustCreate())
+        yard.put(id)
+    with running(place, yard, codec=codec, rules=KeepLost(), sweep_every=0.05, grace=0.0) as replica:
+        becomes("b-1", "Ready")
+        yard.put("b-1", details={"hot": True})
+        becomes("b-1", "Hot")
+        yard.remove("b-1")
+        becomes("b-1", "Lost")
+        eventually(lambda: replica.counts.errors > 0, "the record that cannot be decoded is counted")
+        written, sweeps = replica.counts.written, replica.counts.sweeps
+        eventually(lambda: replica.counts.sweeps > sweeps + 1, "two more sweeps")
+        assert replica.counts.written == written, "what is right is not written again"
+        yard.put("b-1")
+        becomes("b-1", "Ready")
+        assert "missing_since" not in value("b-1")["seen"]
+        assert (value("b-1")["mine"], replica.counts.removed) == (1, 0)
+        assert records.objects.get("box", "damaged").payload == b"{"  # type: ignore[union-attr]
 
 
 def missing_for(payload: Any, seconds: float) -> Any:

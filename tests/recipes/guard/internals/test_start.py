@@ -122,7 +122,7 @@ def test_an_answer_in_doubt_ends_it_and_what_may_have_been_granted_is_given_back
 ) -> None:
     """The database has granted it, and the answers to both attempts were lost."""
     url, program = pair
-    with Instance(url, "key", tmp_path, program=failing("after:lease_acquire=error", program)) as instance:
+    with Instance(url, "key", tmp_path, program=failing("after:guard_acquire=error", program)) as instance:
         assert instance.wait() == 69
         assert "code 69" in instance.said()
         assert instance.work() == b""
@@ -149,7 +149,7 @@ def hindered(client: Any, broom: psycopg.Connection[Any], monkeypatch: pytest.Mo
     call = client._engine.call
 
     def timed(name: str, *given: Any, **others: Any) -> Any:
-        if name == "lease_acquire":
+        if name in ("guard_acquire", "gate_acquire"):
             asked.append(now())
             if asked[-1] > asked[0] + 2 * Lease._busy_patience:
                 broom.commit()
@@ -185,7 +185,7 @@ def test_nor_is_it_for_a_command_that_is_run(
     postgres_url: str, clearing: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     patient = f"import importlib; importlib.import_module('holdfast.cli.run')._UNSETTLED_TIMEOUT = {PATIENCE}"
-    asked = "select query_start from pg_stat_activity where datname = current_database() and query ~ 'lease_acquire'"
+    asked = "select query_start from pg_stat_activity where datname = current_database() and query ~ 'guard_acquire'"
     moments: set[datetime] = set()
 
     def asks_for_long() -> bool:
@@ -204,7 +204,7 @@ def test_nor_is_it_for_a_command_that_is_run(
 
 def test_paused_between_the_grant_and_the_gate_it_does_nothing_when_it_goes_on(either: str, tmp_path: Path) -> None:
     """The timer is not armed yet: what counts is when the question was asked."""
-    program = failing("after:lease_acquire=stop@1", GUARDED)
+    program = failing("after:guard_acquire=stop@1", GUARDED)
     with (
         holdfast.Client(either) as client,
         Instance(either, "key", tmp_path, program=program, ttl=0.5, renew_every=0.2) as instance,
@@ -264,7 +264,7 @@ def test_a_wipe_on_start_happens_under_the_guard_and_not_without_it(either: str)
 
 def test_a_wipe_on_start_that_fails_is_the_end_and_the_guard_is_free(postgres_url: str, tmp_path: Path) -> None:
     program = GUARDED.replace('strict="strict" in flags', "wipe_on_start=True")
-    query(postgres_url, "drop function holdfast.lease_wipe(text, uuid, jsonb)")
+    query(postgres_url, "drop function holdfast.lease_wipe(text, uuid, text)")
     with Instance(postgres_url, "key", tmp_path, program=program) as instance:
         assert instance.wait() == 69
         assert instance.work() == b""
