@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from openlineage.client.transport.console import ConsoleConfig, ConsoleTransport
 import holdfast
 from holdfast.lineage import Contract, Lineage, openlineage
 from holdfast.lineage.openlineage import OpenLineage
+from holdfast.testing.operation_contract import leave_half_done
 from tests.children import PATIENCE
+from tests.cli.command import at, call, printed, valid
 
 SCHEMA = json.loads(openlineage.SCHEMA_FILE.read_text(encoding="utf-8"))
 
@@ -62,6 +65,46 @@ def rebuilt(document: dict[str, Any]) -> RunEvent:
         inputs=[InputDataset(each["namespace"], each["name"]) for each in document["inputs"]],
         outputs=[OutputDataset(each["namespace"], each["name"]) for each in document["outputs"]],
     )  # fmt: skip
+
+
+def test_the_log_leads_to_the_run_and_the_run_to_the_log(either: str, tmp_path: Path) -> None:
+    file = tmp_path / "ol.jsonl"
+    with holdfast.Client(either) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        leave_half_done(either, "load", rollback=lambda: None)
+        client.operation("load", rollback="undo").run(int)  # the second attempt rolls the first one back
+        client.operation("other").run(int)
+        pointer = client.operations.find("load").pointer
+        assert client.operations.find(pointer).run == client.operations.history("load")[-1].run
+        client.operations.rollback("load", actor="jane", reason="wrong")
+        client.relay("marquez", OpenLineage(file)).step()
+        documents = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        logs = {record.key: client.operations.history(record.key) for record in client.operations.list()}
+        for each in documents:
+            facet, run = each["run"]["facets"]["holdfast_idempotency"], each["run"]["runId"]
+            record = client.operations.find_run(run)
+            assert record == client.operations.get(facet["key"])
+            assert logs[record.key][facet["number"] - 1].run == run
+        runs = list(dict.fromkeys(each["run"]["runId"] for each in documents))
+        assert len(runs) == 3
+        assert {entry.run for log in logs.values() for entry in log} == {*runs}
+        assert client.operations.find("load").run == runs[1], "that of the last attempt, which was rolled back"
+        shown = [valid("ops-show", printed(*at(either, "ops", "show", "--run", run, "--json"))) for run in runs]
+        assert [(each["label"], each["run"]) for each in shown] == [("load", runs[1])] * 2 + [("other", runs[2])]
+        assert sum(len(each["entries"]) for each in shown) == sum(map(len, logs.values()))
+        for run, each in zip(runs, shown, strict=True):
+            assert {entry["run"] for entry in each["entries"]} == {run}
+        client.operations.archive(datetime.now(UTC) + timedelta(hours=1), list)
+        assert client.operations.find_run(runs[0]).label == "load"
+        unknown = runs[0][:-12] + runs[2][-12:]
+        with pytest.raises(LookupError, match=f"no operation has the run {unknown}"):
+            client.operations.find_run(unknown)
+        with pytest.raises(ValueError, match="run must be a UUID in lower case"):
+            client.operations.find_run("load")
+    for wrong, code in (
+        (("--run", unknown), 1), (("--run", "load"), 2), (("load", "--run", runs[0]), 2), ((), 2),
+    ):  # fmt: skip
+        assert call(*at(either, "ops", "show", *wrong)).returncode == code, wrong
 
 
 def test_documents_are_what_the_client_and_our_schemas_say(

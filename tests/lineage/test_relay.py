@@ -161,9 +161,8 @@ def test_a_relay_is_removed_for_the_record(either: str) -> None:
         assert client.relays.remove("r", actor="jane", reason="no longer run")
         assert not client.relays.remove("r", actor="jane", reason="no longer run")
         assert client.relays.list() == []
-        assert [(each.action, each.outcome) for each in client.audit.list()] == [
-            ("relay.remove", "there is none"), ("relay.remove", "removed")
-        ]  # fmt: skip
+        [entry] = client.audit.list()
+        assert (entry.action, entry.subject, entry.actor, entry.outcome) == ("relay_remove", "r", "jane", "done")
 
 
 def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
@@ -190,8 +189,7 @@ def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
             thread.join(PATIENCE)
         assert [each.told for each in client.relays.list()] == [2]
         assert operator.relays.remove("r", actor="jane", reason="no longer run")
-        [done, refused] = client.audit.list()
-        assert (done.outcome, str(refused.outcome).startswith("refused: ")) == ("removed", True)
+        assert [each.action for each in client.audit.list()] == ["relay_remove"]
 
 
 def test_a_lease_of_another_name_moves_no_relay(either: str) -> None:

@@ -26,8 +26,11 @@ _PROBE = 2.0
 """Seconds to wait for what a healthy database does at once: answer a second session, give the write lock."""
 _ABSENT = frozenset({"3F000", "42P01"})
 """SQLSTATEs: there is no such schema, or no such table."""
+_COUNTED = 10_000
+"""Rows of the log that are counted at most."""
 _STATEMENTS = (
-    "provider", "settings", "locks", "connections", "replicas", "snapshots", "functions", "tables", "fences",
+    "provider", "settings", "locks", "connections", "replicas", "snapshots", "transactions", "functions", "tables",
+    "fences",
 )  # fmt: skip
 
 
@@ -71,6 +74,7 @@ class _FactCollector:
                     session, f"examine_{what}", {"schema": schema, "names": " ".join(_functions_used(schema))}
                 )
             self._collect_version(session, writes=not (about["in_recovery"] or about["read_only"]))
+            self._collect_lineage(session)
         finally:
             session.close()
 
@@ -92,6 +96,7 @@ class _FactCollector:
                 self.facts["examine_integrity"] = None if error.sqlstate in _ABSENT else damaged
             self._collect(session, "schema_applied", {}, absent=[])
             self._collect(session, "examine_fences", {})
+            self._collect_lineage(session)
             started, problem = now(), None
             try:
                 session.call("examine_write_lock", {}, min(_PROBE, self._left()))
@@ -118,6 +123,11 @@ class _FactCollector:
             self.facts[name] = session.call(name, parameters, self._left())
         except Refused as error:
             self.facts[name] = absent if error.sqlstate in _ABSENT else None
+
+    def _collect_lineage(self, session: CallSession) -> None:
+        self._collect(session, "operation_health", {"stale": 0.0, "enough": _COUNTED})
+        self._collect(session, "relay_list", {})
+        self.facts["relays"] = self.facts.pop("relay_list")
 
     def _collect_version(self, session: CallSession, *, writes: bool) -> None:
         """Read the table of migrations, as its owner may; else call ``hello``, as every client does.

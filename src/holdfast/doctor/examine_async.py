@@ -25,8 +25,11 @@ _PROBE = 2.0
 """Seconds to wait for what a healthy database does at once: answer a second session, give the write lock."""
 _ABSENT = frozenset({"3F000", "42P01"})
 """SQLSTATEs: there is no such schema, or no such table."""
+_COUNTED = 10_000
+"""Rows of the log that are counted at most."""
 _STATEMENTS = (
-    "provider", "settings", "locks", "connections", "replicas", "snapshots", "functions", "tables", "fences",
+    "provider", "settings", "locks", "connections", "replicas", "snapshots", "transactions", "functions", "tables",
+    "fences",
 )  # fmt: skip
 
 
@@ -70,6 +73,7 @@ class _FactCollector:
                     session, f"examine_{what}", {"schema": schema, "names": " ".join(_functions_used(schema))}
                 )
             await self._collect_version(session, writes=not (about["in_recovery"] or about["read_only"]))
+            await self._collect_lineage(session)
         finally:
             session.close()
 
@@ -91,6 +95,7 @@ class _FactCollector:
                 self.facts["examine_integrity"] = None if error.sqlstate in _ABSENT else damaged
             await self._collect(session, "schema_applied", {}, absent=[])
             await self._collect(session, "examine_fences", {})
+            await self._collect_lineage(session)
             started, problem = now(), None
             try:
                 await session.call("examine_write_lock", {}, min(_PROBE, self._left()))
@@ -117,6 +122,11 @@ class _FactCollector:
             self.facts[name] = await session.call(name, parameters, self._left())
         except Refused as error:
             self.facts[name] = absent if error.sqlstate in _ABSENT else None
+
+    async def _collect_lineage(self, session: AsyncCallSession) -> None:
+        await self._collect(session, "operation_health", {"stale": 0.0, "enough": _COUNTED})
+        await self._collect(session, "relay_list", {})
+        self.facts["relays"] = self.facts.pop("relay_list")
 
     async def _collect_version(self, session: AsyncCallSession, *, writes: bool) -> None:
         """Read the table of migrations, as its owner may; else call ``hello``, as every client does.

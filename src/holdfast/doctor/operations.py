@@ -78,6 +78,9 @@ def growth(facts: Facts) -> Verdict:
 
 
 def lineage(facts: Facts) -> Verdict:
+    """A check of ``doctor``, too."""
+    if facts.get("schema_applied") == []:
+        return ok("there is no log of operations")
     about = row(facts, "operation_health")
     for relay in rows(facts, "relays"):
         if relay["parked"]:
@@ -91,6 +94,14 @@ def lineage(facts: Facts) -> Verdict:
                 f"{relay['entries']} entries wait for relay {relay['name']!r}, the oldest for {age}{why}",
                 "Run it, and check its sink; `holdfast relay rm` if it is not used any more.",
             )
+    if not about["relayed"] and about["unrelayed"]:
+        summary = (
+            f"{about['unrelayed']} entries wait for a relay, the oldest for {duration(about['unrelayed_for'])}, and no "
+            "relay has ever run"
+        )
+        if about["unrelayed_for"] <= LAGGING:
+            return ok(summary)
+        return warn(summary, "Run one, to a file for example: holdfast relay run NAME jsonl:lineage.jsonl.")
     if not about["unpublished"]:
         return ok("nothing waits to be published")
     summary = f"{about['unpublished']} messages wait to be published, the oldest for {duration(about['lag'])}"

@@ -25,6 +25,7 @@ from holdfast.doctor.findings import (
     schema_version,
     warn,
 )
+from holdfast.doctor.operations import lineage
 
 OLDEST, TESTED = 14, (15, 16, 18)
 """Major versions of PostgreSQL."""
@@ -34,6 +35,8 @@ SHORT = 1000
 """Milliseconds: a timeout below this cancels statements that merely had to wait."""
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 """Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
+OPEN = 30.0
+"""Seconds for which a transaction may hold a lease."""
 DEAD_ROWS = 10_000
 PUBLISHABLE = frozenset({"idempotency_log", "wal_more", "outbox", "review", "audit", "relay", "parked"})
 """Tables of which a copy elsewhere is useful: logs, unlike leases, mean the same there."""
@@ -336,6 +339,19 @@ def snapshots(facts: Facts) -> Verdict:
     return ok("none that is old")
 
 
+def transactions(facts: Facts) -> Verdict:
+    old = [each for each in rows(facts, "examine_transactions") if each["seconds"] is None or each["seconds"] >= OPEN]
+    if old:
+        worst = max(old, key=lambda transaction: float(transaction["seconds"] or 0.0))
+        age = "" if worst["seconds"] is None else f" for {duration(worst['seconds'])}"
+        return warn(
+            f"{worst['who']} has had an open {worst['what']}{age}"
+            + (f" (and {len(old) - 1} more)" if len(old) > 1 else ""),
+            f"End it: holdfast locks end {worst['pid']} --reason … Until then that lease cannot be taken over.",
+        )
+    return ok("none that has held a lease for long")
+
+
 def privileges(facts: Facts) -> Verdict:
     about = row(facts, "examine_role")
     role, schema = about["role"], row(facts, "expected")["schema"]
@@ -426,12 +442,14 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("statement_timeouts", statement_timeouts),
     ("idle_timeouts", idle_timeouts),
     ("snapshots", snapshots),
+    ("transactions", transactions),
     ("schema", schema_version),
     ("fences", fences),
     ("privileges", privileges),
     ("bloat", bloat),
     ("replica_identity", replica_identity),
     ("operation_log", operation_log),
+    ("lineage", lineage),
 )
 
 

@@ -51,6 +51,15 @@ select 'prepared transaction ' || quote_literal(gid), extract(epoch from clock_t
 union all
 select 'replication slot ' || quote_literal(slot_name), null, age(xmin) from pg_replication_slots where xmin is not null
 
+-- name: examine_transactions
+-- Open transactions that protect a lease or have acquired one. Of another role's session the age is not visible.
+select 'session ' || a.pid || coalesce(' (' || a.usename || coalesce(', ' || nullif(a.application_name, ''), '') || ')', '') as who, a.pid,
+       n.name as what, extract(epoch from clock_timestamp() - a.xact_start)::double precision as seconds
+  from pg_locks l join pg_stat_activity a on a.pid = l.pid
+       cross join lateral holdfast.lock_label(l.classid, l.objid, l.objsubid) n
+ where l.locktype = 'advisory' and l.granted and l.database = (select oid from pg_database where datname = current_database())
+   and (n.name like 'transaction under %' or n.name like 'acquire of %')
+
 -- name: examine_functions
 select p.proname::text as name, bool_and(has_function_privilege(p.oid, 'execute')) as may from pg_proc p
  where p.pronamespace = to_regnamespace(:schema)::oid and p.proname = any (string_to_array(:names, ' ')) group by 1

@@ -17,6 +17,7 @@ from holdfast.doctor.findings import (
     schema_version,
     warn,
 )
+from holdfast.doctor.operations import lineage
 
 OLDEST = (3, 38, 0)
 ENOUGH, LITTLE = 100 << 20, 10 << 20
@@ -163,4 +164,5 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("fences", fences),
     ("integrity", integrity),
     ("write_lock", write_lock),
+    ("lineage", lineage),
 )

@@ -1,3 +1,8 @@
+-- name: relay_acquire
+select status, token, beat, fence, held_by, remaining, session_watch from holdfast.relay_acquire(
+    :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
+    :solo::boolean, :session_key::bigint, :process::jsonb)
+
 -- name: relay_read
 select horizon::text, place, key, number, entries, before, outbox, label, pipeline, task, dataset, operation, checksum, params_hash
   from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :limit::int)
@@ -22,4 +27,4 @@ select id, key, event, problem, tries, parked_at, again from holdfast.relay_park
 select asked from holdfast.relay_retry(:name, :id)
 
 -- name: relay_remove
-select removed from holdfast.relay_remove(:name)
+select removed from holdfast.relay_remove(:name, :actor, :reason)

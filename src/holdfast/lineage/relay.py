@@ -274,7 +274,9 @@ class Relay:
         check_callable(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
-        election = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
+        election = ElectorTerms.check(
+            terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), kind="relay"
+        )
         self._elector = Elector(engine, election, None)
         self._progress = RelayProgress(terms.batch)
 
@@ -306,7 +308,7 @@ class Relay:
 
         NotAcquired while another process runs the relay, SinkDown when the sink takes nothing at present.
         """
-        terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl)
+        terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl, kind="relay")
         with Lease(self._engine, terms, 0.0) as grant:
             relay_pass = self._new_pass(grant, StopEvent())
             try:

@@ -273,7 +273,9 @@ class AsyncRelay:
         check_callable(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
-        election = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
+        election = ElectorTerms.check(
+            terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), kind="relay"
+        )
         self._elector = AsyncElector(engine, election, None)
         self._progress = RelayProgress(terms.batch)
 
@@ -305,7 +307,7 @@ class AsyncRelay:
 
         NotAcquired while another process runs the relay, SinkDown when the sink takes nothing at present.
         """
-        terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl)
+        terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl, kind="relay")
         async with AsyncLease(self._engine, terms, 0.0) as grant:
             relay_pass = self._new_pass(grant, AsyncStopEvent())
             try:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.errors import SinkDown, walk_causes
-from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds
+from holdfast.names import MAX_TTL, MIN_TTL, RELAY, check_name, check_seconds
 from holdfast.operations.decide import error_text, storable_text
 from holdfast.operations.events import Event
 
-LEASE = "@relay:"
-"""Prefix of the leases under which relays run."""
 SUSPICIOUS = 3
 """After so many refused events in a row the sink is tested with an event that it has taken before."""
 MAX_DELAY = 30.0
@@ -40,7 +38,7 @@ class RelayTerms(NamedTuple):
 
     @property
     def lease(self) -> str:
-        return f"{LEASE}{self.name}"
+        return f"{RELAY}{self.name}"
 
 
 @dataclass(slots=True)

@@ -8,15 +8,12 @@ from dataclasses import replace
 
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
-from holdfast.errors import NotAcquired
-from holdfast.governance.audit import Audit
 from holdfast.keys import OperationKey, as_key
 from holdfast.lease.handle import Lease
 from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage.records import ParkedRecord, RelayRecord
-from holdfast.lineage.relay_terms import LEASE
 from holdfast.lineage.verification import ExpectedEvents, parse_published
-from holdfast.names import check_limit, check_name
+from holdfast.names import RELAY, check_limit, check_name, check_said
 from holdfast.operations.events import Event, derive
 from holdfast.operations.log import Verification
 
@@ -58,15 +55,10 @@ class Relays:
         What it has not published no longer keeps the log from being archived. NotAcquired while a process runs the
         relay: stop that process first, because it would publish everything again from the beginning.
         """
-        audit, terms = Audit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, limit=180)}", ttl=TTL)
-        entry = audit.begin("relay.remove", name, actor=actor, reason=reason)
-        try:
-            with Lease(self._engine, terms, 0.0):
-                [row] = self._engine.call("relay_remove", {"name": name}, again=None)
-        except NotAcquired as error:
-            audit.end(entry, f"refused: {error.holder} runs it")
-            raise
-        audit.end(entry, "removed" if row["removed"] else "there is none")
+        terms = LeaseTerms.check(f"{RELAY}{check_name(name, limit=180)}", ttl=TTL, kind="relay")
+        author = {"actor": check_said(actor, "actor"), "reason": check_said(reason, "reason", limit=1000)}
+        with Lease(self._engine, terms, 0.0):
+            [row] = self._engine.call("relay_remove", {"name": name, **author}, again=None)
         return bool(row["removed"])
 
     def events(self, key: OperationKey | str | None = None, *, dataset: str | None = None) -> Iterator[Event]:

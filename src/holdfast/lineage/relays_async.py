@@ -7,15 +7,12 @@ from dataclasses import replace
 
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
-from holdfast.errors import NotAcquired
-from holdfast.governance.audit_async import AsyncAudit
 from holdfast.keys import OperationKey, as_key
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage.records import ParkedRecord, RelayRecord
-from holdfast.lineage.relay_terms import LEASE
 from holdfast.lineage.verification import ExpectedEvents, parse_published
-from holdfast.names import check_limit, check_name
+from holdfast.names import RELAY, check_limit, check_name, check_said
 from holdfast.operations.events import Event, derive
 from holdfast.operations.log import Verification
 
@@ -57,15 +54,10 @@ class AsyncRelays:
         What it has not published no longer keeps the log from being archived. NotAcquired while a process runs the
         relay: stop that process first, because it would publish everything again from the beginning.
         """
-        audit, terms = AsyncAudit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, limit=180)}", ttl=TTL)
-        entry = await audit.begin("relay.remove", name, actor=actor, reason=reason)
-        try:
-            async with AsyncLease(self._engine, terms, 0.0):
-                [row] = await self._engine.call("relay_remove", {"name": name}, again=None)
-        except NotAcquired as error:
-            await audit.end(entry, f"refused: {error.holder} runs it")
-            raise
-        await audit.end(entry, "removed" if row["removed"] else "there is none")
+        terms = LeaseTerms.check(f"{RELAY}{check_name(name, limit=180)}", ttl=TTL, kind="relay")
+        author = {"actor": check_said(actor, "actor"), "reason": check_said(reason, "reason", limit=1000)}
+        async with AsyncLease(self._engine, terms, 0.0):
+            [row] = await self._engine.call("relay_remove", {"name": name, **author}, again=None)
         return bool(row["removed"])
 
     async def events(

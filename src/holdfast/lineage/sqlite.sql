@@ -59,6 +59,10 @@ select id, idem_key as key, event, problem, tries, parked_at, again from holdfas
 -- name: relay_retry.update
 update holdfast_parked set again = 1 where relay = :name and (:id is null or id = :id);
 
+-- name: relay_remove.audit
+insert into holdfast_audit (at, actor, action, subject, reason, detail, outcome, ended_at)
+select {now}, :actor, 'relay_remove', name, :reason, json_object('cursor', '0/' || place), 'done', {now} from holdfast_relay where name = :name;
+
 -- name: relay_remove.parked
 delete from holdfast_parked where relay = :name;
 

@@ -1,4 +1,5 @@
-"""The calls of relays on SQLite. All are durable: an event that was published twice would be the cost of a loss.
+"""The calls of relays on SQLite. All but that of the lease are durable: an event that was published twice would be the
+cost of a loss.
 
 ``horizon`` is for PostgreSQL alone: there transactions do not commit in the order of their rows.
 """
@@ -8,6 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.database.sqlite_calls import Rows, Run, call, changes
+from holdfast.lease.sqlite_calls import lease_take, refuses
+
+
+@call(volatile=True, answer=refuses("relay"))
+def relay_acquire(run: Run, **terms: Any) -> Rows:
+    return lease_take(run, "relay", **terms)
 
 
 def _fenced(run: Run, name: str, lease: str, token: str, **_: Any) -> Rows:
@@ -50,7 +57,8 @@ def relay_retry(run: Run, name: str, id: str | None = None) -> Rows:
 
 
 @call()
-def relay_remove(run: Run, name: str) -> Rows:
+def relay_remove(run: Run, name: str, actor: str, reason: str) -> Rows:
+    run("relay_remove.audit", name=name, actor=actor, reason=reason)
     run("relay_remove.parked", name=name)
     run("relay_remove.relay", name=name)
     return [{"removed": changes(run)}]

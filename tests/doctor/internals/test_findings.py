@@ -34,6 +34,7 @@ SETTINGS = {
 }
 TABLE = {"bytes": 8192, "live": 1, "dead": 5, "vacuumed": 1.0, "publications": None, "identified": True}
 LOG = [{"name": name, **TABLE} for name in ("beat", "idempotency_log", "wal_more")]
+UNRELAYED = {"relayed": False, "unrelayed": 4, "unrelayed_for": 7200.0}
 PUBLISHED = [each | {"publications": "log" if each["name"] != "beat" else None} for each in LOG]
 WELL: dict[str, Any] = {
     "expected": [{"schema": "holdfast", "version": 2, "self_migrating": False}],
@@ -51,7 +52,10 @@ WELL: dict[str, Any] = {
         {"used": 5, "database_used": 2, "database_limit": -1, "role_used": 1, "role_limit": -1}
     ],
     "examine_replicas": [{"connected": 0, "synchronous": 0}],
+    "operation_health": [{"relayed": True, "unrelayed": None, "unrelayed_for": None, "unpublished": 0, "lag": None}],
+    "relays": [],
     "examine_snapshots": [{"who": "session 8", "seconds": 0.1, "transactions": 3}],
+    "examine_transactions": [{"who": "session 9", "pid": 9, "what": "acquire of lease x", "seconds": 0.1}],
     "examine_functions": [{"name": "lease_acquire", "may": True}, {"name": "lease_list", "may": True}],
     "examine_tables": [
         {"name": "beat", **TABLE}, {"name": "lease", **TABLE},
@@ -73,6 +77,8 @@ WELL_FILE: dict[str, Any] = {
     "schema_applied": [{"version": 2}],
     "examine_fences": [{"name": "fence", "seconds": -0.5}],
     "write_lock": [{"error": None, "seconds": 0.001}],
+    "operation_health": [{"relayed": True, "unrelayed": None, "unrelayed_for": None, "unpublished": 0, "lag": None}],
+    "relays": [],
 }
 
 
@@ -165,6 +171,9 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("snapshots", "warn", {"examine_snapshots": {"transactions": 10_000, "seconds": None}}, "session 8 has kept"),
     ("snapshots", "warn", {"examine_snapshots": {"transactions": 10_000}, "examine_role": {"sees_all": False}}, "8"),
     ("snapshots", "unseen", {"examine_role": {"sees_all": False}}, "may not see"),
+    ("transactions", "warn", {"examine_transactions": {"seconds": 40.0}}, "9 has had an open acquire of lease x for"),
+    ("transactions", "warn", {"examine_transactions": {"seconds": None}}, "open acquire of lease x"),
+    ("transactions", "ok", {}, "none"),
     ("schema", "fail", {"schema_applied": []}, "not there"),
     ("schema", "fail", {"schema_applied": [{"version": 1}]}, "at version 1"),
     ("schema", "fail", {"schema_applied": [{"version": 3}]}, "knows 2"),
@@ -189,6 +198,8 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("operation_log", "ok", {"examine_tables": PUBLISHED}, "published for logical replication (log)"),
     ("operation_log", "ok", {"examine_tables": LOG, "examine_replicas": {"connected": 2}}, "2 servers follow this one"),
     ("operation_log", "ok", {"examine_tables": LOG, "session_open": {"in_recovery": True}}, "a copy of it"),
+    ("lineage", "warn", {"operation_health": UNRELAYED}, "4 entries wait for a relay, the oldest for 2 h"),
+    ("lineage", "ok", {"schema_applied": []}, "no log"),
 ]  # fmt: skip
 FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("fences", "warn", {"examine_fences": {"seconds": 7200.0}}, "the next fence is 2 h ahead of the clock"),
@@ -214,6 +225,7 @@ FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("schema", "fail", {"schema_applied": [{"version": 3}]}, "knows 2"),
     ("integrity", "fail", {"examine_integrity": [{"problem": "row 1 missing"}, {"problem": "2"}]}, "missing (and 1"),
     ("integrity", "unseen", {"examine_integrity": None}, "no tables"),
+    ("lineage", "warn", {"operation_health": UNRELAYED}, "no relay has ever run"),
     ("write_lock", "fail", {"write_lock": {"error": "locked", "seconds": 2.0}}, "2.0 s"),
     ("write_lock", "unseen", {"write_lock": None}, "no file"),
 ]  # fmt: skip
