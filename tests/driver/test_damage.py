@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.driver import store
-from holdfast.driver.daemon import DriverSettings, DriverStartRefused, run
+from holdfast.driver.daemon import DriverSettings, DriverStartRefused, _lock, run
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, runs, state, text
 
@@ -110,11 +110,15 @@ def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(start: Ca
     for name in ("deleting", "exit.json"):
         (daemon.box("hog") / f"{name}.new").symlink_to("/dev/full")
     daemon.end()
-    (daemon.folder / "driver.lock").unlink()
-    (daemon.folder / "driver.lock").symlink_to("/dev/full")
     daemon.start()
     assert client.delete("hog", wait=PATIENCE)
     assert not runs(pid)
+
+
+def test_a_full_disk_keeps_no_driver_from_its_lock(tmp_path: Path) -> None:
+    """The pid in it is for messages. A device that is always full stands for the disk."""
+    with Path("/dev/full").open("a+", encoding="utf-8") as lock:
+        _lock(tmp_path, lock)
 
 
 def test_a_folder_damaged_while_its_sandbox_runs_can_be_mended_or_deleted(daemon: Daemon) -> None:

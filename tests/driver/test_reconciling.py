@@ -71,6 +71,8 @@ async def test_a_record_follows_its_process_from_its_start_to_its_end(daemon: Da
         assert failed["details"]["signal"] == signal.SIGKILL
         await it.create("ends", "sh", "-c", "exit 3")
         assert (await it.becomes("ends", "Error"))["details"]["exit_code"] == 3
+        await it.create("done", "true")
+        assert (await it.becomes("done", "Completed"))["details"]["exit_code"] == 0
         await it.create("missing", "/no/such/program")
         assert (await it.becomes("missing", "Error"))["conditions"][0]["reason"] == "SpawnFailed"
         assert it.reconciler.status().errors == 0

@@ -11,12 +11,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast.gateway import agents as package
 from holdfast.gateway.agents import records, workers
-from tests.children import PATIENCE
+from tests.children import PATIENCE, query, until
 from tests.conftest import fresh
 from tests.gateway.local_replica import SAID, LocalReplica, open_local_replica
 
@@ -135,6 +136,24 @@ async def test_of_two_injections_at_once_one_is_made_and_told_once(local: LocalR
     told = [(await local.send_hooks("user-prompt-submit"))["additional_context"] for _ in range(2)]
     assert told == ["You look after the tests.\nUse the skill pytest.", None]
     assert (await local.http.post("/agents/2/injection", json=body)).status_code == 404
+
+
+async def test_hooks_travel_together_and_reads_do_not_wait_for_them(tmp_path: Path) -> None:
+    """They wait for a lock on the table, on every session that may write."""
+    url = fresh()
+    async with open_local_replica(url, tmp_path) as local, AsyncExitStack() as at_end:
+        await local.send_hooks("session-start")
+        stuck = at_end.enter_context(psycopg.connect(url))
+        stuck.execute("lock table holdfast.object in exclusive mode")
+        hooks = [asyncio.create_task(local.send_hooks("session-start", session=f"s-{each}")) for each in range(8)]
+        channels = local.gateway.client._engine._dispatcher._channels
+        await until(lambda: all(channel.batch for channel in channels[:-1]), "each of them sends a hook")
+        assert (await local.get("/agents/1"))["state"] == "idle"
+        assert not any(hook.done() for hook in hooks)
+        stuck.rollback()
+        await asyncio.gather(*hooks)
+        [(writes, commits)] = query(url, "select count(*), count(distinct xid::text) from holdfast.object_change")
+        assert commits < writes
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])

@@ -97,7 +97,7 @@ async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: 
         assert (await told(http, "/reviews", status="approved"))["reviews"] == []
         [gate] = (await told(http, "/gates"))["gates"]
         assert (gate["name"], gate["holder"], gate["timed"], gate["reason"]) == ("dot_config", "jane", True, HOSTILE)
-        assert (await told(http, "/audit"))["audit"][0]["action"] == "gate.open"
+        assert (await told(http, "/audit"))["audit"][0]["action"] == "lease_force_release"
         paths = ["leases", "history", "locks", "operations", "wal", "outbox", "reviews", "gates", "audit", "commands"]
         everything = "".join([(await http.get(f"/{path}")).text for path in paths])
         for secret in (grant.token, "tell-nobody", '"token":', '"payload":'):
@@ -105,11 +105,11 @@ async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: 
 
 
 ANSWERED = {
-    "LeaseRecord": "acquired_at expires_at fence holder host info name pid remaining waiting",
-    "HistoryRecord": "acquired_at actor ended_at fence holder host name outcome pid reason",
+    "LeaseRecord": "acquired_at expires_at fence holder host info kind name pid remaining waiting",
+    "HistoryRecord": "acquired_at actor ended_at fence holder host name outcome pid reason role",
     "LockAnswer": (
         "application_name blocked_by duration entity_id granted held_since holder label mode name namespace pid "
-        "query_start state waiting"
+        "query_start role state waiting"
     ),
     "OperationAnswer": (
         "attempt created_at dataset effect_started error expires_at failures fence key label operation pipeline "
@@ -118,7 +118,10 @@ ANSWERED = {
     "LogEntryAnswer": "at attempt detail fence hash kind number operation payload_hash previous",
     "ParkedAnswer": "again id key label parked_at problem tries type",
     "RelayAnswer": "entries holder lag moved_at name parked problem refused since told",
-    "ReviewRecord": "actor answer closed_at dataset detail id key label opened_at operation reason spent_at status",
+    "ScheduleAnswer": "every last name next_slot overdue paused running zone",
+    "ScheduleRunAnswer": ("attempt count ended_at lateness note owner reason slot started_at status until"),
+    "ReviewRecord": "actor answer asked_by closed_at dataset detail id key label opened_at operation reason spent_at "
+    "status",
     "GateAnswer": "acquired_at expires_at fence holder name reason remaining timed",
     "AuditRecord": "action actor at detail ended_at fence id outcome reason role subject",
 }

@@ -23,7 +23,7 @@ def at(seconds: float) -> datetime:
 def lease(name: str = "job", left: float = 20.0, **info: Any) -> SimpleNamespace:
     return SimpleNamespace(
         name=name, holder="worker-1", fence=7, host="h", pid=1, acquired_at=at(-60), expires_at=at(left),
-        info={"ttl": 30.0} | info,
+        info={"ttl": 30.0} | info, kind="plain",
     )  # fmt: skip
 
 

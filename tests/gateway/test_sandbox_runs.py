@@ -70,13 +70,13 @@ def test_a_delete_ends_the_whole_process_group_and_the_record_is_gone(replica: R
     assert replica.http.get("/sandboxes/group").status_code == 404
     again = replica.http.post("/sandboxes", json={"id": "group", "name": "group", "argv": ["true"]})
     assert again.status_code == 201
-    becomes(replica, "group", "Error")
+    becomes(replica, "group", "Completed")
 
 
 def test_what_has_ended_is_pruned_by_a_governed_command_and_nothing_else(replica: Replica) -> None:
     for id, argv in (("over", ["true"]), ("alive", ["sleep", "1000"])):
         replica.http.post("/sandboxes", json={"id": id, "argv": argv})
-    becomes(replica, "over", "Error")
+    becomes(replica, "over", "Completed")
     becomes(replica, "alive", "Ready")
     with holdfast.Client(replica.url) as client:
         told = run(client, "sandbox.prune", {"older": 0}, actor="jane", reason="tidy", dry_run=True)

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.gateway import tokens
 from holdfast.gateway.settings import Settings, SettingsError, load
+from holdfast.lineage.jsonlines import JsonLines
 from tests.cli.command import call
 
 SECRET, OTHER = "s3cret-of-sixteen-or-more", "another-secret-of-sixteen"
@@ -45,16 +46,29 @@ def test_every_mistake_is_told_at_once_and_no_secret(tmp_path: Path) -> None:
         "HOLDFAST_WRITES": "many",
         "HOLDFAST_TOKENS_FILE": str(tmp_path / "tokens"),
         "HOLDFAST_ADVERTISE": "",
+        "HOLDFAST_RELAY": f"catalogue=nowhere:http://me:{SECRET}@host",
     }
     with pytest.raises(SettingsError) as caught:
         made(flags, environment, {"stop_within": 0, "hosts": ["no spaces"], "colour": "red", "end_sandboxes": 3})
     told = str(caught.value)
     for place in (
         "'colour'", "--port", "--driver:", "--pools", "HOLDFAST_WRITES", "HOLDFAST_TOKENS_FILE: line 2", "line 3",
-        "line 4", "HOLDFAST_ADVERTISE", "stop_within in [gateway]", "hosts in [gateway]", "end_sandboxes",
+        "line 4", "HOLDFAST_ADVERTISE", "HOLDFAST_RELAY", "stop_within in [gateway]", "hosts in [gateway]",
+        "end_sandboxes",
     ):  # fmt: skip
         assert place in told
     assert not any(each in told for each in (SECRET, OTHER, "short"))
+
+
+def test_a_relay_has_a_name_and_a_sink(tmp_path: Path) -> None:
+    relay = made({"relay": f"catalogue=jsonl:{tmp_path / 'lineage.jsonl'}"}).relay
+    assert relay is not None
+    assert (relay[0], type(relay[1])) == ("catalogue", JsonLines)
+    for wrong, said in (
+        ("=jsonl:file", "NAME=SINK"), ("a b=jsonl:f", "NAME=SINK"), ("r=", "NAME=SINK"), ("r=x", "a sink is"),
+    ):  # fmt: skip
+        with pytest.raises(SettingsError, match=f"relay in .gateway.: .*{said}"):
+            made(table={"relay": wrong})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "gw.example"])

@@ -33,6 +33,10 @@ def routes(app: FastAPI) -> None:
     async def boom() -> None:
         raise RuntimeError("the password is hunter2")
 
+    @app.get("/refused")
+    async def refused() -> None:
+        raise holdfast.EngineError("Refused: postgresql://hunter2@db1:5432/app: invalid input syntax")
+
     @app.get("/spoilt")
     async def spoilt(told: bool) -> dict[str, Any]:
         return {"half": "\ud800"} if told else ProblemDocument.model_validate({"type": ["hunter2"]}).model_dump()
@@ -164,6 +168,28 @@ async def test_what_nobody_expected_is_in_the_log_and_not_in_the_answer(
             assert kind in str(record.exc_info)
 
 
+async def test_a_client_is_not_told_where_the_database_is(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(routes) as http:
+        answer = await http.get("/refused")
+        assert "requestId" in told(answer, 503)["detail"]
+        assert "hunter2" not in answer.text
+        assert answer.headers["retry-after"] == "1"
+        [record] = [each for each in caplog.records if each.getMessage() == "database.failed"]
+        assert "hunter2@db1" in str(vars(record)), "the operator is"
+
+
+async def test_a_header_that_decides_something_is_given_once(serving: Serving) -> None:
+    async with serving(routes, tokens=TOKENS) as http:
+        good = ("Authorization", f"Bearer {OPERATE}")
+        assert (await http.post("/echo", headers=[good])).status_code == 200
+        for repeated in (
+            [good, ("Authorization", "Bearer other")], [good, good],
+            [good, ("Origin", "http://evil.example"), ("Origin", "http://localhost")],
+        ):  # fmt: skip
+            problem = told(await http.post("/echo", headers=repeated), 400)
+            assert "more than one" in problem["detail"]
+
+
 async def test_an_answer_that_is_cut_off_for_a_known_reason_is_told_without_a_traceback(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +240,28 @@ async def test_a_handshake_has_no_body_whatever_it_says() -> None:
     scope = {"type": "websocket", "path": "/sandboxes/x/supervisor", "query_string": b"", "headers": headers}
     await Admission(app, settings=Settings("sqlite:///none.db"), metrics=RequestMetrics())(scope, receive, send)
     assert heard == ["websocket.connect"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "may"),
+    [
+        ("POST", "/hook/stop", True), ("GET", "/hook/status", True), ("GET", "/sandboxes", False), ("GET", "/", False),
+        ("POST", "/sandboxes", False), ("POST", "/hook/../sandboxes", False), ("POST", "/hook/", False),
+        ("POST", "/agents", False), ("POST", "/hook/a/b", False), ("POST", "//hook/a", False),
+    ],
+)  # fmt: skip
+async def test_a_token_that_reports_sends_hooks_and_nothing_else(
+    serving: Serving, method: str, path: str, may: bool
+) -> None:
+    tokens = (*TOKENS, Token("agent", "report", "the-secret-of-an-agent"))
+    async with serving(routes, tokens=tokens) as http:
+        headers = {"Authorization": "Bearer the-secret-of-an-agent"}
+        request = http.build_request(method, "/", headers=headers)
+        request.url = request.url.copy_with(raw_path=path.encode())
+        answer = await http.send(request)
+        assert (answer.status_code == 403) is not may, answer.text
+        if not may:
+            assert "hooks of agents, and nothing else" in told(answer, 403)["detail"]
 
 
 async def test_tokens_read_or_operate(serving: Serving) -> None:

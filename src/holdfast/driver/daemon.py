@@ -85,11 +85,38 @@ def run(settings: DriverSettings) -> int:
 
 
 def _open_lock(folder: Path) -> TextIO:
+    """The lock file, in a folder that only this user may write to: the driver runs what the folder contains."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return (folder / "driver.lock").open("a+", encoding="utf-8")
+        for each in (folder, folder / "sandboxes"):
+            with suppress(FileNotFoundError):
+                _check_private(each)
+        lock = open(folder / "driver.lock", "a+", encoding="utf-8", opener=_open_file)  # noqa: SIM115
+        if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+            raise DriverStartRefused(f"{folder / 'driver.lock'} is not a file. Remove it, or give another --folder", 2)
+        return lock
     except OSError as error:
         raise _unusable(folder, error) from None
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Not the target of a link, and without waiting for the other end of a FIFO."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def _check_private(folder: Path) -> None:
+    status = folder.lstat() if folder.name == "sandboxes" else folder.stat()
+    if stat.S_ISLNK(status.st_mode):
+        problem = "is a link"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to the user with id {status.st_uid}"
+    elif status.st_mode & 0o022:
+        problem = f"can be written to by other users (mode {stat.S_IMODE(status.st_mode):o})"
+    else:
+        return
+    raise DriverStartRefused(
+        f"{folder} {problem}, and the driver would run the programs that are in it. Give another --folder", 2
+    )
 
 
 def _unusable(folder: Path, error: OSError) -> DriverStartRefused:

@@ -141,7 +141,7 @@ def describe(facts: Facts) -> dict[str, Any]:
     spec, started, end = facts.spec, facts.started or {}, facts.exit or {}
     return {
         "id": spec["id"],
-        "conditions": [_ready(facts)],
+        "conditions": [_ready(facts), *_completed(facts)],
         "deleting": facts.deleting is not None,
         "details": {
             "run": spec["run"],
@@ -172,6 +172,14 @@ def _ready(facts: Facts) -> dict[str, Any]:
         status, reason, message = None, "Delayed" if facts.trouble else "Starting", facts.trouble
     terminal = facts.exit is not None or bool(facts.damage)
     return {"type": "Ready", "status": status, "reason": reason, "message": message, "terminal": terminal}
+
+
+def _completed(facts: Facts) -> list[dict[str, Any]]:
+    """The condition of a sandbox whose program has returned 0."""
+    end = facts.exit
+    if end is None or facts.damage or end.get("lost") or end["problem"] or end["exit_code"] != 0:
+        return []
+    return [{"type": "Completed", "status": True, "reason": "Exited", "message": "exit code 0", "terminal": True}]
 
 
 def _ended(end: Mapping[str, Any]) -> tuple[str, str]:

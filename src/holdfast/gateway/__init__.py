@@ -8,6 +8,7 @@ admission        ASGI middleware: hosts, origins, tokens, sizes, rates, request 
 problem          every error as a Problem of holdfast.problem_json
 health           /healthz, /readyz, /metrics
 leader_duties    what one replica does for all
+lineage_relay    publishes lineage, when a relay is configured
 driver_process   the process driver that a replica starts for itself
 sandboxes        records of the store, run by the driver, reconciled by the leader
 sessions         which session has which slot, and until when

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import holdfast
 from holdfast.gateway import admission_rules as rules
@@ -34,7 +34,8 @@ class _ClientDisconnected(Exception):
 
 
 class Admission:
-    """Sets ``request_id`` and ``principal`` in ``scope["state"]``."""
+    """Sets ``request_id``, ``principal`` and ``is_forwarded`` in ``scope["state"]``; the last says whether the request
+    comes from another replica."""
 
     def __init__(self, app: Any, *, settings: Settings, metrics: RequestMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
@@ -72,19 +73,20 @@ class Admission:
             raise Problem(431, f"more than {rules.MAX_HEADERS} headers")
         if len(scope["path"]) > rules.MAX_PATH or len(scope["query_string"]) > rules.MAX_QUERY:
             raise Problem(414, f"a path has at most {rules.MAX_PATH} characters, a query {rules.MAX_QUERY}")
+        if repeated := rules.repeated_header(scope["headers"]):
+            raise Problem(400, f"more than one {repeated} header")
         if not rules.is_allowed_host(headers.get("host", ""), self._hosts):
             raise Problem(421, "this host is not served here: add it to `hosts` ([gateway], HOLDFAST_HOSTS, --hosts)")
         checks_itself = scope["type"] == "websocket" and rules.SUPERVISOR_PATH.fullmatch(scope["path"])
-        if checks_itself or scope["path"] in rules.OPEN_PATHS:
-            token = LOCAL
-        else:
-            token = self._authenticate(headers.get("authorization"))
+        is_open = checks_itself or scope["path"] in rules.OPEN_PATHS
+        token = LOCAL if is_open else self._authenticate(scope, headers)
+        if not rules.permits(token.scope, method, scope["path"]):
+            may = "read, and not operate" if token.scope == "read" else "send hooks of agents, and nothing else"
+            raise Problem(403, f"the token {token.name!r} may {may}")
         if method in rules.SAFE_METHODS:
             return token
         if not rules.is_same_origin(headers):
             raise Problem(403, "a page of another origin sent this request")
-        if token.scope != "operate":
-            raise Problem(403, f"the token {token.name!r} may read, and not operate")
         if (seconds := self._rate_limit.take(token.name)) is not None:
             raise Problem(
                 429, f"{token.name!r} writes more than {self._settings.writes:g} times a second",
@@ -92,7 +94,16 @@ class Admission:
             )  # fmt: skip
         return token
 
-    def _authenticate(self, authorization: str | None) -> Token:
+    def _authenticate(self, scope: Any, headers: dict[str, str]) -> Token:
+        authorization = headers.get("authorization")
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() == "peer":
+            if not scope["app"].state.gateway.peers.accepts(key.strip(), scope.get("method", ""), scope["path"]):
+                raise Problem(
+                    401, "this request does not come from a replica", headers={"WWW-Authenticate": _CHALLENGE}
+                )
+            scope["state"]["is_forwarded"] = True
+            return Token(unquote(headers.get("x-holdfast-principal", "peer"))[:64], "operate", "")
         if not self._settings.tokens:
             return LOCAL
         secret = tokens.secret_in_header(authorization or "")
@@ -124,7 +135,7 @@ class _Exchange:
     def __init__(self, scope: Any, send: Send, request_id: str) -> None:
         self._scope, self._send, self._request_id = scope, send, request_id
         self.state: dict[str, Any] = scope.setdefault("state", {})
-        self.state["request_id"] = request_id
+        self.state |= {"request_id": request_id, "is_forwarded": False}
         logs.request_id.set(request_id)
         self.began, self.status = time.monotonic(), 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from math import ceil
 from uuid import uuid4
@@ -14,12 +14,14 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Need no token: load balancers and orchestrators ask for them."""
 SUPERVISOR_PATH = re.compile(r"/sandboxes/[^/]+/supervisor")
 """Supervisors connect here with the token of their sandbox, which the route checks."""
+_HOOK_PATH = re.compile(r"/hook/[^/]+")
 BODY_BYTES = 1 << 20
 MAX_HEADERS = 100
 MAX_DEPTH = 100
 """Objects and arrays of a body inside each other."""
 MAX_PATH, MAX_QUERY = 2048, 8192
 
+_SINGLE = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site", b"x-holdfast-principal"})
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SURROGATE_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -45,6 +47,19 @@ HEADERS = {
 def request_id(header: str | None) -> str:
     """The client's own id if it is safe in a log and a header; else a new one."""
     return header if header and re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", header) else uuid4().hex
+
+
+def permits(scope: str, method: str, path: str) -> bool:
+    """Whether a token of this scope is good for the request. ``report``: hooks of agents and nothing else."""
+    if scope == "report":
+        return _HOOK_PATH.fullmatch(path) is not None
+    return scope == "operate" or method in SAFE_METHODS
+
+
+def repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """A header that decides something and is given more than once: readers would disagree about which one counts."""
+    names = [name for name, _ in headers if name in _SINGLE]
+    return next((name.decode() for name in names if names.count(name) > 1), None)
 
 
 def is_allowed_host(host: str, allowed: Collection[str]) -> bool:

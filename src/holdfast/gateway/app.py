@@ -18,6 +18,7 @@ from holdfast.gateway import (
     admission_rules,
     health,
     leader_duties,
+    lineage_relay,
     openapi,
     operators,
     pages,
@@ -30,12 +31,13 @@ from holdfast.gateway.agents import routes as agents
 from holdfast.gateway.context import Gateway, Loop
 from holdfast.gateway.driver_process import DriverProcess
 from holdfast.gateway.logs import ERROR, WARNING, log
+from holdfast.gateway.peers import Peers
 from holdfast.gateway.request_metrics import RequestMetrics
 from holdfast.gateway.settings import Settings
 from holdfast.integrations.asgi import IdempotencyMiddleware
 from holdfast.integrations.prometheus import export
 
-FEATURES: tuple[Any, ...] = (health, sandboxes, sessions, leader_duties, agents, operators, pages)
+FEATURES: tuple[Any, ...] = (health, sandboxes, sessions, leader_duties, lineage_relay, agents, operators, pages)
 """Modules that have a ``router``, and may have ``loops(gateway)``: what they run beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
@@ -75,14 +77,18 @@ async def _open_gateway(settings: Settings, replica: str, stack: AsyncExitStack)
     """Open the driver first and the client second: the driver must end after the leases are released."""
     loops, address = [], settings.driver
     if address is None:
-        process = DriverProcess(settings.driver_folder, end_sandboxes=settings.end_sandboxes)
+        process = DriverProcess(
+            settings.driver_folder, end_sandboxes=settings.end_sandboxes, open_files=settings.open_files
+        )
         stack.push_async_callback(process.close)
         await process.ensure_running()
         loops, address = [Loop("driver", process.supervise)], process.address
     driver = holdfast.reconciler.AsyncProcessDriver(address)
     client = await stack.enter_async_context(holdfast.AsyncClient(settings.url, schema=settings.schema))
     await client.leases.list()  # SQLite migrates itself here; PostgreSQL raises SchemaMismatch with the command to run
-    return Gateway(settings, client, driver, replica, settings.advertise or _advertised_address(settings), loops)
+    listens_at = settings.advertise or _advertised_address(settings)
+    peers = Peers(client, listens_at, health.PRESENCE, single=settings.single)
+    return Gateway(settings, client, driver, replica, listens_at, peers, loops)
 
 
 @asynccontextmanager
@@ -128,8 +134,9 @@ async def _restart_on_error(gateway: Gateway, loop: Loop) -> None:
 
 
 def replica_name() -> str:
-    """A name that no other running replica has."""
-    name = os.environ.get("HOLDFAST_REPLICA_ID") or socket.gethostname()
+    """A name that no other running replica has: the one that was given, or that of the node, or of neither."""
+    given = os.environ.get("HOLDFAST_REPLICA_ID") or os.environ.get("HOSTNAME")
+    name = given or socket.gethostname().replace("(none)", "") or uuid4().hex
     return f"{name}:{os.getpid()}:{uuid4().hex[:8]}"
 
 

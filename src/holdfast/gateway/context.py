@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 
 import holdfast
 from holdfast.gateway.agents.replica_state import AgentState
+from holdfast.gateway.peers import Peers
 from holdfast.gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Gateway:
     """The name of this replica in leases, logs and on pages: unique to this running instance."""
     address: str
     """Where other replicas and redirected clients reach this one, e.g. http://10.0.0.7:7411."""
+    peers: Peers
+    """The other replicas, as far as requests are sent to them."""
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests; cancelled and awaited at the end."""
     agents: AgentState = field(default_factory=AgentState)
@@ -48,6 +51,8 @@ class Gateway:
     """The grant of this replica's own lease; None before the first one."""
     elector: Any = None
     """Elects the leader of the replicas. None before the loops have started."""
+    relay: Any = None
+    """Publishes lineage, here or in another replica; None when none is configured."""
     reconciler: Any = None
     """Reconciles the records of sandboxes while this replica leads. A route that writes one enters
     ``reconciler.exclusive(id)``."""

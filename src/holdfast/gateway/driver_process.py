@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -23,13 +24,17 @@ _START_WITHIN = 30.0
 _END_WITHIN = 5.0
 _CHECK_EVERY = 1.0
 _RETRY_AFTER = 0.2
+_SECRETS = ("HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_TOKENS_FILE", "HOLDFAST_DRIVER_TOKEN")
+"""Variables of the replica that the driver does not get: sandboxes can read its environment."""
 _USAGE_ERROR = 2
 """The exit code of a driver whose arguments are wrong: another start would fail, too."""
 
 # prctl(PR_SET_PDEATHSIG, SIGTERM): the kernel ends the driver when the replica is gone, even after SIGKILL.
 _CHILD = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15);"
+    "import ctypes, os, resource, sys; ctypes.CDLL(None).prctl(1, 15);"
     "os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
+    "soft = int(sys.argv.pop(1)); limit = resource.RLIMIT_NOFILE; hard = resource.getrlimit(limit)[1];"
+    "resource.setrlimit(limit, (soft, hard));"
     "from holdfast.cli import main; main()"
 )
 
@@ -37,10 +42,11 @@ _CHILD = (
 class DriverProcess:
     """The driver on one folder, started by this replica or by another one on this machine."""
 
-    def __init__(self, folder: str, *, end_sandboxes: bool) -> None:
+    def __init__(self, folder: str, *, end_sandboxes: bool, open_files: int | None = None) -> None:
         self.folder = Path(folder).absolute()
         self.address = f"unix:{self.folder / 'driver.sock'}"
         self._options = ["--end-sandboxes"] if end_sandboxes else []
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if open_files is None else open_files
         self._process: asyncio.subprocess.Process | None = None
         self._log_copier: asyncio.Task[None] | None = None
         self._last_output = "it printed nothing"
@@ -52,6 +58,8 @@ class DriverProcess:
                 while not await self._answers():
                     if self._process is None or self._process.returncode is not None:
                         await self._start()
+                    else:  # a look that fails at once, without descriptors, must not take the event loop
+                        await asyncio.sleep(_RETRY_AFTER)
         except TimeoutError:
             raise self._start_error() from None
 
@@ -88,10 +96,14 @@ class DriverProcess:
 
     async def _start(self) -> None:
         """Start a driver. It refuses when another one has locked the folder a moment before."""
-        command = [sys.executable, "-c", _CHILD, str(os.getpid()), "driver", "--folder", str(self.folder), "--json"]
+        command = [
+            sys.executable, "-c", _CHILD, str(os.getpid()), str(self._open_files), "driver", "--folder",
+            str(self.folder), "--json",
+        ]  # fmt: skip
         self._process = process = await asyncio.create_subprocess_exec(
             *command, *self._options, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name not in _SECRETS},
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None

@@ -104,10 +104,12 @@ async def _hold_presence(gateway: Gateway) -> None:
         lease = gateway.client.lease(PRESENCE + gateway.replica, ttl=TTL, holder=gateway.replica, on_lost=on_lost)
         try:
             gateway.presence = grant = await lease.acquire(timeout=None)
+            announcing = asyncio.create_task(gateway.peers.announce(grant))
             try:
                 await lost.wait()
                 log.event("presence.lost", WARNING)
             finally:
+                announcing.cancel()
                 await grant.release()
         except holdfast.EngineError as error:
             if gateway.stopping.is_set():  # the error replaced the cancellation

@@ -37,7 +37,7 @@ def loops(gateway: Gateway) -> list[Loop]:
     )
     gateway.elector = client.elector(
         NAME, ttl=15.0, renew_every=5.0, retry_every=2.0, holder=gateway.replica[:180],
-        failover="ttl" if gateway.settings.single else "session",
+        failover="ttl" if gateway.settings.single else "session", watchdog=not gateway.settings.single,
     )  # fmt: skip
 
     async def lead(term: Any) -> None:

@@ -41,6 +41,13 @@ def install(replica: str, secrets: Iterable[str], *, terminal: bool | None = Non
         logging.getLogger(noisy).setLevel(WARNING)
 
 
+def mask_credentials(text: str) -> str:
+    """``text`` without passwords in URLs, Authorization headers and parameters that name a secret."""
+    text = re.sub(r"://([^/\s:@]*):[^@/\s]+@", r"://\1:***@", text)
+    text = re.sub(r"(?i)\b(bearer|basic) [^\s\"',]+", r"\1 ***", text)
+    return re.sub(r"(?i)(password|token|secret)=[^&\s\"']+", r"\1=***", text)
+
+
 class EventFormatter(logging.Formatter):
     """``secrets`` are masked wherever they occur, also inside JSON strings."""
 
@@ -73,9 +80,7 @@ class EventFormatter(logging.Formatter):
         return members
 
     def _mask(self, text: str) -> str:
-        text = re.sub(r"://([^/\s:@]*):[^@/\s]+@", r"://\1:***@", text)
-        text = re.sub(r"(?i)\b(bearer|basic) [^\s\"',]+", r"\1 ***", text)
-        text = re.sub(r"(?i)(password|token|secret)=[^&\s\"']+", r"\1=***", text)
+        text = mask_credentials(text)
         return self._secrets.sub("***", text) if self._secrets else text
 
 

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 import holdfast
+from holdfast.gateway.logs import WARNING, log
 from holdfast.problem_json import MEDIA_TYPE, Problem
 
 
@@ -66,6 +67,11 @@ def problem_from(error: Exception) -> Problem:
             return Problem(503, str(error), headers={"Retry-After": "1"})
         case holdfast.DriverError():
             return Problem(409 if error.status in (404, 409) else 502, str(error))
+        case holdfast.EngineError():  # its message names user, host and database
+            return Problem(
+                503, "the database did not do this: the log has the reason, with this requestId",
+                headers={"Retry-After": "1"},
+            )  # fmt: skip
         case holdfast.HoldfastError():
             return Problem(503, f"{type(error).__name__}: {error}", headers={"Retry-After": "1"})
         case ValidationError() | PydanticSerializationError():
@@ -84,6 +90,8 @@ def register(app: FastAPI) -> None:
     """Let ``app`` answer every error with a problem."""
 
     async def library_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, holdfast.EngineError):
+            log.event("database.failed", WARNING, why=str(error))
         return respond(error, request.state.request_id)
 
     async def http_error(request: Request, error: Exception) -> Response:

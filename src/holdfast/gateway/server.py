@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,9 +26,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import holdfast
 from holdfast.driver.daemon_signals import stop_on_signals
+from holdfast.gateway import connections
 from holdfast.gateway.app import create_app, replica_name
+from holdfast.gateway.connections import ConnectionLimits
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.logs import ERROR, install, log
+from holdfast.gateway.logs import ERROR, WARNING, install, log
 from holdfast.gateway.problem import respond
 from holdfast.gateway.settings import Settings
 from holdfast.problem_json import Problem
@@ -53,6 +57,8 @@ def run(settings: Settings, on_ready: OnReady) -> int:
     ``on_ready`` is called once the replica listens, with its address, name and pid.
     """
     replica = replica_name()
+    open_files, room = _raise_file_limit()
+    settings = replace(settings, open_files=open_files, connections=room)
     install(replica, [token.secret for token in settings.tokens])
     with suppress(asyncio.CancelledError):  # a signal came before the replica listened
         asyncio.run(_run(settings, replica, on_ready))
@@ -112,6 +118,64 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
+    """Counted by ``limits``, and closed when the head of a request takes too long."""
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+        surplus = self._limits.add(self, self.client[0] if self.client else "")
+        if isinstance(surplus, _Protocol):
+            surplus.transport.abort()  # which sends nothing: a peer that does not read cannot delay it
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._note_request()
+
+    def on_response_complete(self) -> None:
+        self._limits.set_idle(self)
+        self._wait_for_head()
+        super().on_response_complete()
+        self._note_request()  # one that was sent ahead
+
+    # private: uvicorn H11Protocol.handle_websocket_upgrade, tested in tests/test_private_names.py
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Count the connection until the protocol that takes it over loses it."""
+        super().handle_websocket_upgrade(event)
+        self._stop_waiting()
+        protocol: Any = self.transport.get_protocol()
+        lost = protocol.connection_lost
+
+        def connection_lost(error: Exception | None) -> None:
+            self._limits.remove(self)
+            lost(error)
+
+        protocol.connection_lost = connection_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._limits.remove(self)
+        super().connection_lost(exc)
+
+    def _note_request(self) -> None:
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            self._stop_waiting()
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(connections.HEAD_WITHIN, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self._limits.set_busy(self)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     # private: uvicorn H11Protocol.send_400_response, .conn, .transport, tested in tests/test_private_names.py
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP with a problem, too, unless an answer has begun."""
@@ -131,9 +195,11 @@ class _Protocol(H11Protocol):
 
 
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    protocol: Any = partial(_Protocol, limits=ConnectionLimits(settings.connections))
     return uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        loop="asyncio", http=_Protocol, h11_max_incomplete_event_size=HEAD_BYTES, ws_max_size=1 << 20,
+        loop="asyncio", http=protocol, backlog=connections.BACKLOG, h11_max_incomplete_event_size=HEAD_BYTES,
+        ws_max_size=1 << 20,
         timeout_graceful_shutdown=max(1, int(settings.stop_within / 2)),
     )  # fmt: skip
 
@@ -204,14 +270,16 @@ def _exit_overdue() -> None:
 
 
 def _hand_over(gateway: Gateway) -> None:
-    """On SIGUSR1: stop leading, and let /readyz fail so that new requests go elsewhere; those that come are answered.
+    """On SIGUSR1: stop leading and publishing lineage, and let /readyz fail so that new requests go elsewhere; those
+    that come are answered.
 
     An orchestrator that replaces replicas one by one sends it before SIGTERM.
     """
     log.event("gateway.hands_over")
     gateway.leaving = True
-    if gateway.elector is not None:
-        gateway.elector.stop()
+    for elected in (gateway.elector, gateway.relay):
+        if elected is not None:
+            elected.stop()
 
 
 def _bind(settings: Settings) -> socket.socket:
@@ -233,4 +301,28 @@ def _ready_fields(settings: Settings, gateway: Gateway) -> dict[str, Any]:
     address = f"http://{host}:{settings.port}"
     fields = {"address": address, "replica": gateway.replica, "pid": os.getpid(), "driver": gateway.driver.address}
     log.event("gateway.ready", fields=fields)
+    if not settings.tokens:
+        log.event(
+            "gateway.open", WARNING,
+            why=f"no tokens are set: every user of this machine can read everything at {address}, run operator "
+            f"commands, and run programs as the user with id {os.geteuid()}. Set --tokens-file or HOLDFAST_TOKENS",
+        )  # fmt: skip
     return fields
+
+
+def _raise_file_limit() -> tuple[int, int]:
+    """Raise the soft limit of open files as far as needed. Returns the old one, which the driver and its sandboxes get,
+    and how many connections fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections.MAX_CONNECTIONS + connections.SPARE_FILES
+    limit = wanted if hard in (resource.RLIM_INFINITY, max(hard, wanted)) else hard
+    if soft in (resource.RLIM_INFINITY, max(soft, limit)):
+        limit = soft
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    room = (
+        connections.MAX_CONNECTIONS
+        if limit == resource.RLIM_INFINITY
+        else min(connections.MAX_CONNECTIONS, limit - connections.SPARE_FILES)
+    )
+    return soft, max(16, room)

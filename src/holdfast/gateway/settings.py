@@ -11,8 +11,11 @@ from typing import Any
 from holdfast import Client
 from holdfast.driver.daemon_signals import is_loopback
 from holdfast.gateway import tokens
+from holdfast.gateway.connections import MAX_CONNECTIONS
+from holdfast.gateway.logs import mask_credentials
 from holdfast.gateway.tokens import Token
 from holdfast.governance import Policy
+from holdfast.lineage.sinks import open_sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Settings:
     entrance: str | None = None
     """The URL under which sandboxes reach any replica; None: that of the replica that created them, and they lose their
     connection with it."""
+    redirect: bool = False
+    """Whether a request that another replica has to answer is redirected to it; else it is sent on."""
     hosts: tuple[str, ...] = ()
     """Host names to answer to, beside localhost and addresses."""
     tokens: tuple[Token, ...] = ()
@@ -35,6 +40,10 @@ class Settings:
     driver: str | None = None
     """The address of the driver; None: the replica starts one on ``driver_folder``."""
     driver_folder: str = "holdfast-driver"
+    open_files: int | None = None
+    """The limit of open files of the driver that the replica starts; None: that of the replica."""
+    connections: int = MAX_CONNECTIONS
+    """At most, from all clients."""
     end_sandboxes: bool = False
     """Whether sandboxes end with the driver that the replica has started."""
     pools: Mapping[str, int] = field(default_factory=lambda: {"default": 8})
@@ -53,6 +62,8 @@ class Settings:
     """What operators may do to which datasets; None: nothing is declared."""
     summariser: str | None = None
     """``module:function`` that summarises the turns of a command; None: the built-in one."""
+    relay: tuple[str, Any] | None = field(default=None, repr=False)
+    """The name of the relay that publishes lineage, and its sink; None: the gateway runs none."""
 
     @property
     def loopback(self) -> bool:
@@ -221,10 +232,22 @@ def _summariser(value: Any) -> str:
     return name
 
 
+def _relay(value: Any) -> tuple[str, Any]:
+    """``name=sink``. The sink is opened, so that a mistake in it ends the start."""
+    name, _, sink = _text(value).partition("=")
+    if not sink or not re.fullmatch(r"[A-Za-z0-9._:-]{1,180}", name):
+        raise ValueError("must be NAME=SINK, its name of letters, digits, '.', '_', ':', '-'")
+    try:
+        return name, open_sink(sink)
+    except ValueError as error:
+        raise ValueError(mask_credentials(str(error))) from None
+
+
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
-    "host": _text, "port": _port, "advertise": _url, "entrance": _url, "hosts": _hosts,
+    "host": _text, "port": _port, "advertise": _url, "entrance": _url, "redirect": _switch, "hosts": _hosts,
     "tokens_file": _tokens, "writes": _rate, "stop_within": _seconds, "driver": _driver, "driver_folder": _text,
     "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _silence,
     "agent_silence": _silence, "transcripts": _folder, "agent_config": _folder, "summariser": _summariser,
+    "relay": _relay,
 }  # fmt: skip
 """The options that can be set in all three places, and how each is read."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 MIN_SECRET = 16
-SCOPES = ("read", "operate")
+SCOPES = ("report", "read", "operate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def parse(text: str) -> tuple[Token, ...]:
     if errors:
         raise ValueError("; ".join(errors))
     if not tokens:
-        raise ValueError("there is no token in it: NAME SCOPE SECRET a line, SCOPE is read or operate")
+        raise ValueError("there is no token in it: NAME SCOPE SECRET a line, SCOPE is report, read or operate")
     return tuple(tokens)
 
 
@@ -53,7 +53,7 @@ def _line_error(words: list[str], before: Iterable[Token]) -> str | None:
         return f"must be NAME SCOPE SECRET, and has {len(words)} word{'s' if len(words) > 1 else ''}"
     name, scope, secret = words
     if scope not in SCOPES:
-        return "the scope must be read or operate"
+        return "the scope must be report, read or operate"
     if len(name) > 64 or not name.isprintable():
         return "the name must be printable, of at most 64 characters"
     if len(secret) < MIN_SECRET or not (secret.isascii() and secret.isprintable()):

@@ -75,7 +75,8 @@ def test_it_gets_its_arguments_environment_and_folder_and_nothing_of_the_drivers
 def test_exit_codes_signals_and_failures_to_start_are_told_apart(client: ProcessDriver, tmp_path: Path) -> None:
     client.create("code", ["sh", "-c", "exit 3"])
     client.create("signal", ["sh", "-c", "kill -9 $$"])
-    client.create("missing", ["no-such-program"])
+    (tmp_path / "closed").mkdir(0)  # of a user who is not root, who finds nothing in it
+    client.create("missing", ["no-such-program"], env={"PATH": f"{tmp_path / 'closed'}:{os.environ['PATH']}"})
     client.create("folder", ["true"], cwd=str(tmp_path / "not there"))
     client.create("denied", [str(tmp_path)])
     found = {id: reaches(client, id, "Exited", "Killed", "SpawnFailed") for id in

@@ -50,12 +50,21 @@ def execute(spec: dict[str, Any], run: str, output: int, go: int, failure: int, 
         message = f"{spec['argv'][0]!r} cannot be run"
         os.execvpe(spec["argv"][0], spec["argv"], environment(spec, run))
     except BaseException as error:
-        missing = isinstance(error, OSError) and error.errno == errno.ENOENT and message.endswith("run")
-        code = NOT_FOUND if missing else NOT_EXECUTABLE
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        is_missing = message.endswith("run") and is_not_found(error, spec["argv"][0], environment(spec, run))
+        code = NOT_FOUND if is_missing else NOT_EXECUTABLE
+        reason = os.strerror(errno.ENOENT) if is_missing else getattr(error, "strerror", None) or str(error)
         os.write(failure, f"{message}: {reason}".encode("utf-8", "replace")[:1000])
     finally:
         os._exit(code)
+
+
+def is_not_found(error: BaseException, program: str, variables: dict[str, str]) -> bool:
+    """Whether no folder of PATH has the program; a folder that may not be entered answers "permission denied"."""
+    import shutil
+
+    if isinstance(error, PermissionError) and "/" not in program:
+        return shutil.which(program, os.F_OK, variables.get("PATH")) is None
+    return isinstance(error, FileNotFoundError)
 
 
 def limit(limits: dict[str, int]) -> None:

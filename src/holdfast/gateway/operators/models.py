@@ -16,7 +16,16 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
 
 from holdfast import LeaseRecord, LockRecord, OperationRecord
-from holdfast.records import AuditRecord, HistoryRecord, LogEntry, ParkedRecord, RelayRecord, ReviewRecord
+from holdfast.records import (
+    AuditRecord,
+    HistoryRecord,
+    LogEntry,
+    ParkedRecord,
+    RelayRecord,
+    ReviewRecord,
+    ScheduleRecord,
+    ScheduleRun,
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -120,11 +129,32 @@ class RelayList(OperatorAnswer):
     """Seconds, of the relay that is furthest behind."""
 
 
+@fields_of(ScheduleRun)
+class ScheduleRunAnswer(OperatorAnswer):
+    lateness: float | None
+    """Seconds from the slot to its first start."""
+
+
+@fields_of(ScheduleRecord, without=("last",))
+class ScheduleAnswer(OperatorAnswer):
+    last: ScheduleRunAnswer | None
+    """What became of its last slot."""
+
+
+class ScheduleList(OperatorAnswer):
+    schedules: list[ScheduleAnswer]
+    count: int
+
+
+class ScheduleRunList(OperatorAnswer):
+    runs: list[ScheduleRunAnswer]
+
+
 class ReviewList(OperatorAnswer):
     reviews: list[ReviewRecord]
 
 
-@fields_of(LeaseRecord, without=("host", "pid", "info", "waiting"))
+@fields_of(LeaseRecord, without=("kind", "host", "pid", "info", "waiting"))
 class GateAnswer(OperatorAnswer):
     timed: bool
     """Open for a stated time; else a window, which closes with the work in it."""

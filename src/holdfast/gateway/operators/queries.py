@@ -85,6 +85,23 @@ async def wal(
     return {"wal": page.entries, "next": page.cursor}
 
 
+@router.get("/schedules", summary="Schedules, what runs, and what is next", response_model=models.ScheduleList)
+async def schedules(gateway: CurrentGateway, limit: Limit = 100) -> Any:
+    records = await gateway.client.schedules.list()
+    return {"schedules": records[:limit], "count": len(records)}
+
+
+@router.get(
+    "/schedules/{name:path}", summary="What became of the slots of a schedule, the latest first",
+    responses=documented(404), response_model=models.ScheduleRunList,
+)  # fmt: skip
+async def schedule_runs(gateway: CurrentGateway, name: Key, limit: Limit = 100) -> Any:
+    try:
+        return {"runs": await gateway.client.schedules.runs(name, limit=limit)}
+    except LookupError as error:
+        raise Problem(404, str(error)) from None
+
+
 @router.get(
     "/outbox", summary="How far each relay is behind, and what its sink refused", response_model=models.RelayList
 )

@@ -18,7 +18,7 @@ MAX_ROWS = 40
 """Of a table; the API returns the others."""
 MAX_SQUARES = 64
 """A pool with more slots is shown as a bar."""
-PHASES = ("Error", "Provisioning", "Deleting", "Deleted", "Ready")
+PHASES = ("Error", "Provisioning", "Deleting", "Deleted", "Ready", "Completed")
 STATES = ("waiting", "working", "expected", "idle", "ended")
 STATUSES = ("partial", "running", "failure", "undone", "success")
 _SLOT_LEASE = "@slot:"
@@ -36,7 +36,7 @@ def _problems(snapshot: Snapshot) -> Panel:
 
 
 def _leaders(snapshot: Snapshot) -> Panel:
-    leaders = [lease for lease in snapshot.leases if lease.info.get("elector")]
+    leaders = [lease for lease in snapshot.leases if lease.kind in ("elector", "relay")]
     leaders.sort(key=lambda lease: (lease.name != snapshot.elector, not lease.name.startswith("gateway:"), lease.name))
     return {"rows": [_lease(lease) for lease in leaders[:MAX_ROWS]], "more": len(leaders[MAX_ROWS:])}
 

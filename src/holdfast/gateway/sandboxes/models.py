@@ -98,7 +98,7 @@ class SandboxAnswer(BaseModel):
     labels: dict[str, str]
     metadata: dict[str, Any]
     spec: SandboxSpec
-    phase: str = Field(examples=["Provisioning", "Ready", "Error", "Deleting", "Deleted"])
+    phase: str = Field(examples=["Provisioning", "Ready", "Completed", "Error", "Deleting", "Deleted"])
     status: dict[str, Any] = Field(
         description="From the driver: conditions, and in details the pid, and at the end exit_code or signal.",
         examples=[{"phase": "Error", "conditions": [], "details": {"pid": 4711, "exit_code": 3}}],
@@ -115,7 +115,9 @@ class SandboxPage(BaseModel):
 
 class SupervisorMessage(StrictModel):
     message: Any = Field(examples=[{"do": "status"}])
-    timeout: Annotated[float, Field(gt=0, le=60)] = Field(10.0, description="Seconds to wait for the reply.")
+    timeout: Annotated[float, Field(gt=0, le=60)] = Field(
+        10.0, description="Seconds to wait for the reply, or for the first part of a stream."
+    )
 
 
 class SupervisorReply(BaseModel):

@@ -1,0 +1,63 @@
+"""How many connections a replica has, in all and per address, and which one is closed if there are too many.
+
+A connection is idle until the head of a request is complete, and again when that request is answered. If there are too
+many, the oldest idle one is closed: silent peers displace each other, and no request that is being answered. This
+module decides, and closes nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+MAX_CONNECTIONS = 4096
+"""In all; half of it from one address, which may be that of a proxy."""
+SPARE_FILES = 512
+"""Descriptors that connections leave to the database, to the driver, to files, and to connections that are accepted and
+not counted yet."""
+BACKLOG = 128
+"""Connections that wait to be accepted; so many are accepted at a time."""
+HEAD_WITHIN = 10.0
+"""Seconds until the head of a request is complete. It has the token, too: an idle connection is not authenticated."""
+
+
+class ConnectionLimits:
+    def __init__(self, total: int) -> None:
+        self._total, self._per_address = total, max(1, total // 2)
+        self._addresses: dict[Hashable, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._idle: dict[Hashable, None] = {}
+        """The oldest first."""
+        self._idle_of: dict[str, dict[Hashable, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, connection: Hashable, address: str) -> Hashable | None:
+        """Count a new, idle connection. Returns the one to close: perhaps the new one, when all others are busy."""
+        self._addresses[connection] = address
+        self._counts[address] += 1
+        self.set_idle(connection)
+        if self._counts[address] > self._per_address:
+            return next(iter(self._idle_of[address]))
+        return next(iter(self._idle)) if len(self._addresses) > self._total else None
+
+    def set_idle(self, connection: Hashable) -> None:
+        if (address := self._addresses.get(connection)) is not None:
+            self._idle[connection] = self._idle_of.setdefault(address, {})[connection] = None
+
+    def set_busy(self, connection: Hashable) -> None:
+        self._idle.pop(connection, None)
+        address = self._addresses.get(connection, "")
+        if idle := self._idle_of.get(address):
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle_of[address]
+
+    def remove(self, connection: Hashable) -> None:
+        self.set_busy(connection)
+        address = self._addresses.pop(connection, None)
+        if address is not None:
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
