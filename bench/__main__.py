@@ -15,7 +15,22 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import aims, costs, gateway, load, lock_handover, locks, objects, operations, processes, reconciler, unheard
+from bench import (
+    aims,
+    costs,
+    gateway,
+    load,
+    load_page,
+    load_picture,
+    lock_handover,
+    locks,
+    objects,
+    operations,
+    processes,
+    reconciler,
+    schedules,
+    unheard,
+)
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -43,12 +58,15 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         operations.operation_batch,
         unheard.unheard,
         reconciler.sweep,
+        schedules.schedule_lateness,
+        schedules.schedule_idle,
         gateway.gateway,
         load.load,
     )
 }
 FAMILIES = {
     "locks": [name for name in BENCHMARKS if name.startswith("lock_")],
+    "schedules": ["schedule_lateness", "schedule_idle"],
     "operations": ["operation", "replayed", "operation_batch", "unheard"],
 }
 
@@ -112,7 +130,7 @@ def main() -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"one of {', '.join(BENCHMARKS)}, or locks, operations; all by default",
+        help=f"one of {', '.join(BENCHMARKS)}, or locks, operations, schedules; all by default",
     )
     parser.add_argument(
         "--quick", action="store_true", help="few rounds on shared servers, only to see that the benchmarks run"
@@ -121,7 +139,9 @@ def main() -> int:
     parser.add_argument(
         "--beside", type=Path, metavar="CHECKOUT", help="load: measure another checkout in the same run"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="load: draw throughput over callers, as SVG")
+    parser.add_argument(
+        "--docs", type=Path, metavar="FOLDER", help="load: write its picture and its block of benchmarks.md there"
+    )
     arguments = parser.parse_args()
     names = [each for name in arguments.names for each in FAMILIES.get(name, [name])]
     if unknown := [name for name in names if name not in BENCHMARKS]:
@@ -130,13 +150,16 @@ def main() -> int:
     core = None if arguments.quick else pin()
     results: list[Result] = []
     with ExitStack() as kept:
-        options = {"beside": arguments.beside, "picture": arguments.picture}
-        shared = kept.enter_context(Place(Effort(quick=True), **options)) if arguments.quick else None
+        beside = arguments.beside
+        shared = kept.enter_context(Place(Effort(quick=True), beside=beside)) if arguments.quick else None
         for name in names or BENCHMARKS:
             print(f"{name}: {BENCHMARKS[name].__doc__}", file=sys.stderr, flush=True)
-            with nullcontext(shared) if shared else Place(Effort(quick=False), **options) as place:
+            with nullcontext(shared) if shared else Place(Effort(quick=False), beside=beside) as place:
                 results += BENCHMARKS[name](place)
     about = machine(core)
+    if arguments.docs is not None:
+        picture = load_picture.draw(results, load.CALLS)
+        load_page.write(arguments.docs, results, aims.judge(results), about, picture)
     if arguments.json:
         judged = [{**each.aim._asdict(), "ratio": each.ratio, "met": each.met} for each in aims.judge(results)]
         report = {"machine": about, "results": [asdict(result) for result in results], "aims": judged}

@@ -56,7 +56,8 @@ AIMS = (
         for call in ("put_if", "get")
         for on, client in (("", "Client"), (" on asyncio", "AsyncClient"))
     ),
-    Aim("operation, fsync on", WITHIN, 1.25),
+    Aim("operation, fsync on", WITHIN, 1.6),
+    Aim("operation, flush in 2 ms", WITHIN, 1.2),
     Aim("replayed", ONCE, 1 / 5, "DBOS workflow, run before"),
     Aim("unheard", UNHEARD, 0.02),
     *(

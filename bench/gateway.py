@@ -126,7 +126,7 @@ class Fleet:
         for index in range(number):
             self._ask("POST", "/sandboxes", {"id": f"bench-{index}", "argv": ["true"]})
         end = time.monotonic() + PATIENCE
-        while any(each["phase"] != "Error" for each in self._ask("GET", "/sandboxes")["items"]):
+        while any(each["phase"] != "Completed" for each in self._ask("GET", "/sandboxes")["items"]):
             if time.monotonic() > end:
                 raise RuntimeError(f"sandboxes have not ended within {PATIENCE:g} s")
             time.sleep(0.1)
@@ -140,6 +140,12 @@ class Fleet:
             "sandbox write": {"labels": {"team": "a"}},
         }
         return address, method, path.format(id=f"bench-{client}"), body.get(what)
+
+    def begin_agents(self, count: int) -> None:
+        """Send the first hook of each of so many agents, in turn: they take their numbers one after the other."""
+        for client in range(count):
+            _, *request = self.asked("hook write", client)
+            self._ask(*request)
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

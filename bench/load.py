@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, Protocol, Self
 
-from bench import load_picture, rivals
+from bench import rivals
 from bench.callers import TABLES, figures
 from bench.gateway import Fleet, HttpClients
 from bench.measure import Result, unpinned
@@ -26,7 +26,8 @@ from holdfast.testing import Postgres
 
 CALLERS = (1, 8, 32, 128)
 CALLS = ("lease pairs", "external operations", "transaction operations", "put_if", "hooks")
-SECONDS = 1.0
+SECONDS, SINGLE = 0.6, 1.5
+"""Of one measurement. A single caller makes few calls, and p99 needs a hundred."""
 ROUNDS = 3
 ROOT = Path(__file__).parent.parent
 
@@ -43,7 +44,7 @@ _Rounds = list[dict[_Key, Figures]]
 
 
 class Measured(Protocol):
-    def run(self, what: str, callers: int) -> Figures | str:
+    def run(self, what: str, callers: int, seconds: float) -> Figures | str:
         """Or why there are none."""
 
 
@@ -64,8 +65,6 @@ def load(place: Place) -> list[Result]:
             with ExitStack() as at_end:
                 bench = _Bench(place, store, server, at_end)
                 results += bench.results()
-    if place.picture is not None:
-        place.picture.write_text(load_picture.draw(results, CALLS), encoding="utf-8")
     return results
 
 
@@ -76,7 +75,7 @@ class _Bench:
         quick = place.effort.quick
         self._place, self._store, self._server, self._at_end = place, store, server, at_end
         self._callers: tuple[int, ...] = (1, 2) if quick else CALLERS
-        self._rounds, self._seconds = (1, 0.05) if quick else (ROUNDS, SECONDS)
+        self._rounds, self._seconds, self._single = (1, 0.05, 0.05) if quick else (ROUNDS, SECONDS, SINGLE)
         self._databases = 0
         self._variants = list(self._all())
 
@@ -111,7 +110,7 @@ class _Bench:
         taken: dict[_Key, Figures] = {}
         for callers in self._callers:
             for each in variants[turn:] + variants[:turn]:
-                figures = each.measured.run(what, callers)
+                figures = each.measured.run(what, callers, self._single if callers == 1 else self._seconds)
                 if isinstance(figures, Figures):
                     taken[each.name, callers] = figures
                 else:
@@ -163,7 +162,7 @@ class _Bench:
         return url
 
     def _process(self, kind: str, url: str, source: Path = ROOT) -> Measured:
-        return self._at_end.enter_context(_Process(kind, url, source, self._seconds))
+        return self._at_end.enter_context(_Process(kind, url, source))
 
     def _gateway(self, source: Path) -> Measured:
         url = self._database(source)
@@ -171,6 +170,7 @@ class _Bench:
         folder.mkdir()
         fleet = self._at_end.enter_context(Fleet(folder, url, _code(source)))
         fleet.grow(1)
+        fleet.begin_agents(max(self._callers))
         return _Gateway(fleet, self._at_end.enter_context(HttpClients(self._seconds)))
 
 
@@ -182,8 +182,7 @@ def _code(source: Path) -> dict[str, str]:
 class _Process:
     """``bench.callers`` with one library."""
 
-    def __init__(self, kind: str, url: str, source: Path, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, kind: str, url: str, source: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.callers", kind, url],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_code(source),
@@ -196,10 +195,10 @@ class _Process:
         self._process.kill()
         self._process.communicate()
 
-    def run(self, what: str, callers: int) -> Figures | str:
+    def run(self, what: str, callers: int, seconds: float) -> Figures | str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"what": what, "callers": callers, "seconds": self._seconds}
+        job = {"what": what, "callers": callers, "seconds": seconds}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -213,6 +212,6 @@ class _Gateway:
     def __init__(self, fleet: Fleet, clients: HttpClients) -> None:
         self._fleet, self._clients = fleet, clients
 
-    def run(self, what: str, callers: int) -> Figures:
+    def run(self, what: str, callers: int, seconds: float) -> Figures:
         seen = self._clients.run([self._fleet.asked("hook write", number) for number in range(callers)])
         return Figures(**figures(seen.seconds, seen.taken))

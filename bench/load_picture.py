@@ -27,8 +27,9 @@ LINES = {
     "DBOS": ("#d08320", ""),
 }
 """Of each variant that is drawn: its colour and its dashes."""
-_RATE = re.compile(r"load, (.+), (fsync on|flush in 2 ms|SQLite)")
-_VARIANT = re.compile(r"(.+), (\d+) callers?")
+RATE = re.compile(r"load, (.+), (fsync on|flush in 2 ms|SQLite)")
+VARIANT = re.compile(r"(.+), (\d+) callers?(?:: (p50|p99))?")
+"""Names in a Result: the call and the database; the variant, the number of callers, and the time of a single one."""
 
 Points = dict[tuple[str, str, str], list[tuple[int, float]]]
 """By database, call and variant: callers and calls per second."""
@@ -60,8 +61,8 @@ def draw(results: Iterable[Result], calls: Sequence[str]) -> str:
 def _points(results: Iterable[Result]) -> Points:
     points: Points = {}
     for result in results:
-        table, variant = _RATE.fullmatch(result.benchmark), _VARIANT.fullmatch(result.variant)
-        if table and variant and variant[1] in LINES:
+        table, variant = RATE.fullmatch(result.benchmark), VARIANT.fullmatch(result.variant)
+        if table and variant and variant[1] in LINES and variant[3] is None:
             points.setdefault((table[2], table[1], variant[1]), []).append((int(variant[2]), result.value))
     return points
 

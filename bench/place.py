@@ -28,12 +28,10 @@ Kept = TypeVar("Kept", bound=Closeable)
 
 
 class Place:
-    def __init__(self, effort: Effort, *, beside: Path | None = None, picture: Path | None = None) -> None:
+    def __init__(self, effort: Effort, *, beside: Path | None = None) -> None:
         self.effort = effort
         self.beside = beside
         """Another checkout to measure in the same run, where a benchmark can."""
-        self.picture = picture
-        """Where to draw what a benchmark has a picture of."""
         self._at_end = ExitStack()
         self.grants: list[object] = []
         """Grants to hold until the end."""
