@@ -20,6 +20,19 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh $(VENV)
 	@pwd -P >$@
 
+# The demo needs a quarter of the packages. It has an environment of its own where there is none for development.
+ifneq ($(or $(findstring --postgres,$(ARGS)),$(wildcard $(STAMP))),)
+DEMO := $(VENV)
+else
+DEMO := .venv-demo
+.venv-demo/.stamp: pyproject.toml deploy/requirements.lock
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh .venv-demo deploy/requirements.lock
+	@pwd -P >$@
+ifneq ($(shell cat .venv-demo/.stamp 2>/dev/null),$(CURDIR))
+.PHONY: .venv-demo/.stamp
+endif
+endif
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -28,8 +41,8 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv from requirements-dev.lock (PYTHON=... picks the interpreter)
 
 .PHONY: demo
-demo: $(STAMP) ## Watch leases, sandboxes, a retried operation and a killed leader (ARGS=--postgres for the real thing)
-	@exec $(BIN)/python examples/demo.py $(ARGS)
+demo: $(DEMO)/.stamp ## Watch leases, sandboxes, a retried operation and a killed leader (ARGS=--postgres for the real thing)
+	@exec $(DEMO)/bin/python examples/demo.py $(ARGS)
 
 .PHONY: test
 test: $(STAMP) ## Run the tests (ARGS="-k name" for some of them)
@@ -66,6 +79,10 @@ torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
 	@exec $(BIN)/python -m proof.succession $(ARGS)
 
+.PHONY: owners
+owners: $(STAMP) ## Kill the owners of 400 operations, and reset a living one 200 times: no second attempt (ARGS="--times 20")
+	@exec $(BIN)/python -m proof.owners $(ARGS)
+
 .PHONY: cluster
 cluster: $(STAMP) ## Take the leader of a Patroni cluster away, and check that no promise is broken (ARGS="--times 100")
 	@exec $(BIN)/python -m proof.cluster $(ARGS)
@@ -74,6 +91,10 @@ cluster: $(STAMP) ## Take the leader of a Patroni cluster away, and check that n
 storm: $(STAMP) ## Run 400 operations in 16 processes that are killed and stopped: one effect, one result each (minutes)
 	@HOLDFAST_STORM=1 HOLDFAST_INTERRUPT_STRIDE=1 exec $(BIN)/python -m pytest \
 		tests/operations/test_storm.py tests/operations/internals/test_interrupted.py -n 0 -s --timeout 1800 $(ARGS)
+
+.PHONY: schedules
+schedules: $(STAMP) ## Kill, stop and cut off five processes that run schedules for a minute: one effect, or a reason, for each slot
+	@HOLDFAST_SCHEDULE_SECONDS=60 exec $(BIN)/python -m pytest tests/schedules/test_storm.py -n 0 -s --timeout 600 $(ARGS)
 
 .PHONY: lineage
 lineage: $(STAMP) ## Break relay, sink and database for a minute: every event arrives, in order (ARGS="-k sqlite")
@@ -90,7 +111,9 @@ spec: $(STAMP) ## Check the model of the lease with spin, the large instances to
 	@exec $(BIN)/python spec/check.py --large $(ARGS)
 
 .PHONY: lock
-lock: $(STAMP) ## Write requirements-dev.lock anew from pyproject.toml (ARGS="--upgrade" for newer versions)
+lock: $(STAMP) ## Write the lock files anew from pyproject.toml (ARGS="--upgrade" for newer versions)
 	@PATH="$$PWD/$(BIN):$$PATH"; command -v uv >/dev/null || $(BIN)/python -m pip install --quiet uv; \
-	exec uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes \
-		--no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-dev.lock $(ARGS)
+	compile="uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet"; \
+	$$compile --all-extras --group dev --output-file requirements-dev.lock $(ARGS) && \
+	exec $$compile --extra files --extra postgres --extra prometheus --extra server --group build --constraint requirements-dev.lock \
+		--output-file deploy/requirements.lock

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Creates the virtual environment $1 (default .venv) and installs the locked requirements and this project into it.
+# Creates the virtual environment $1 (default .venv) and installs the requirements locked in $2 and this project into it.
 # Uses uv if it is on PATH, else venv and pip. $PYTHON names the interpreter; the default is the first suitable one.
 set -eu
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
+lock=${2:-requirements-dev.lock}
 
 say() { printf '%s\n' "setup: $*"; }
 fail() { printf '%s\n' "setup: error: $*" >&2; exit 1; }
@@ -58,15 +59,15 @@ install_with_uv() {
     # An account without a writable home has no place for the cache.
     cache=$(uv cache dir) && mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || export UV_NO_CACHE=1
     say "installing $count locked packages with uv"
-    uv pip sync --quiet --python "$venv/bin/python" --require-hashes requirements-dev.lock &&
+    uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock" &&
         uv pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
 }
 
 # The lock file in two halves, concurrently: pip mostly unpacks, on one core. The lock file is complete, so nothing has to be
 # resolved.
 install_with_pip() {
-    say "installing $count locked packages with pip (the first time takes half a minute)"
-    awk -v file="$venv/.half" '/^[a-z]/ { n++ } { print >(file n % 2) }' requirements-dev.lock
+    say "installing $count locked packages with pip (the first time takes up to half a minute)"
+    awk -v file="$venv/.half" '/^[a-z]/ { n++ } { print >(file n % 2) }' "$lock"
     pip_install --require-hashes --requirement "$venv/.half0" &
     other=$!
     pip_install --require-hashes --requirement "$venv/.half1" || { wait "$other"; return 1; }
@@ -76,7 +77,7 @@ install_with_pip() {
 # Most modules are never imported; the others are compiled on first import.
 pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps "$@"; }
 
-count=$(grep -c '^[a-z]' requirements-dev.lock)
+count=$(grep -c '^[a-z]' "$lock")
 with_uv=false
 if uv --version >/dev/null 2>&1; then
     with_uv=true

@@ -31,7 +31,7 @@ def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
         "ttl": 30.0,
         "token": str(uuid4()),
         "beat": None,
-        "reenter": False,
+        "reenter": None,
         "at_least": 0.0,
         "solo": others.get("beat") is None,
         "session_key": None,

@@ -85,6 +85,7 @@ def uvicorn_answers_400_in_a_method() -> None:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     assert callable(H11Protocol.send_400_response)
+    assert callable(H11Protocol.handle_websocket_upgrade)
     source = inspect.getsource(H11Protocol)
     assert "self.conn" in source
     assert "self.transport" in source
@@ -117,6 +118,7 @@ NAMES: dict[str, Callable[[], None]] = {
     "urllib3.PoolManager.pool_classes_by_scheme": a_pool_of_connections_can_be_replaced,
     "uvicorn.Server.capture_signals": uvicorn_captures_signals_in_a_method,
     "uvicorn.Server.server_state.tasks": uvicorn_captures_signals_in_a_method,
+    "uvicorn H11Protocol.handle_websocket_upgrade": uvicorn_answers_400_in_a_method,
     "uvicorn H11Protocol.send_400_response": uvicorn_answers_400_in_a_method,
     'scope["fastapi"]["effective_route_context"] of FastAPI': fastapi_tells_the_route_in_the_scope,
     "codecarbon EmissionsTracker._tasks": codecarbon_keeps_its_tasks,

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from holdfast.recipes.shards_async import AsyncShards
     from holdfast.recipes.slots import Slot, Slots
     from holdfast.recipes.slots_async import AsyncSlot, AsyncSlots
+    from holdfast.schedules.schedule import Schedule, ScheduleSlot
+    from holdfast.schedules.schedule_async import AsyncSchedule, AsyncScheduleSlot
 
 __version__ = "0.1.0"
 
@@ -85,6 +87,8 @@ _HOMES = {
     "AsyncObjectWatch": "holdfast.objects.watch_async",
     "AsyncOp": "holdfast.operations.op_async",
     "AsyncOperation": "holdfast.operations.operation_async",
+    "AsyncSchedule": "holdfast.schedules.schedule_async",
+    "AsyncScheduleSlot": "holdfast.schedules.schedule_async",
     "AsyncShards": "holdfast.recipes.shards_async",
     "AsyncSlot": "holdfast.recipes.slots_async",
     "AsyncSlots": "holdfast.recipes.slots_async",
@@ -112,6 +116,8 @@ _HOMES = {
     "OperationRecord": "holdfast.operations.outcome",
     "Outcome": "holdfast.operations.outcome",
     "Retry": "holdfast.operations.terms",
+    "Schedule": "holdfast.schedules.schedule",
+    "ScheduleSlot": "holdfast.schedules.schedule",
     "Shards": "holdfast.recipes.shards",
     "Slot": "holdfast.recipes.slots",
     "Slots": "holdfast.recipes.slots",
@@ -136,6 +142,8 @@ __all__ = [
     "AsyncObjectWatch",
     "AsyncOp",
     "AsyncOperation",
+    "AsyncSchedule",
+    "AsyncScheduleSlot",
     "AsyncShards",
     "AsyncSlot",
     "AsyncSlots",
@@ -181,6 +189,8 @@ __all__ = [
     "PolicyDenied",
     "Refused",
     "Retry",
+    "Schedule",
+    "ScheduleSlot",
     "SchemaMismatch",
     "SessionUnsafe",
     "Shards",

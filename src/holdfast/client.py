@@ -7,13 +7,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from holdfast.database.engine import Engine
 from holdfast.database.statements import Migration
 from holdfast.database.url import Database, parse
 from holdfast.errors import PolicyDenied
 from holdfast.lease.handle import Lease
+from holdfast.lease.reentry import ReentrySecrets, check_secret
 from holdfast.lease.terms import Failover, LeaseTerms
 from holdfast.names import (
     OnLost,
@@ -27,9 +28,12 @@ from holdfast.names import (
 from holdfast.runtime import forks
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from holdfast.database.migrate import Migrations
     from holdfast.doctor.findings import Examination
     from holdfast.governance.audit import Audit
+    from holdfast.governance.policies import Policies
     from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin import Leases
@@ -53,8 +57,12 @@ if TYPE_CHECKING:
     from holdfast.recipes.guard import Guard
     from holdfast.recipes.protocols import Driver
     from holdfast.recipes.reconciler import OnEvent, Reconciler, SessionPresent
+    from holdfast.recipes.reconciler_rules import Codec, ReconcilerRules
     from holdfast.recipes.shards import Shards
     from holdfast.recipes.slots import Slots
+    from holdfast.schedules.schedule import Schedule, Work
+    from holdfast.schedules.schedules import Schedules
+    from holdfast.schedules.terms import Misfire, OnCrash, ScheduleArguments
 
 
 class Client:
@@ -64,7 +72,8 @@ class Client:
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False``: use no prepared statements, for a connection pooler that loses them; most poolers are detected.
-    Calls use one connection, and up to ``sessions`` where one is not enough; idle ones are closed.
+    Calls use one connection, and up to ``sessions`` where one is not enough; the last of three or more only reads, so
+    reads do not wait for writes. Idle ones are closed.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
     to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
     may do to which datasets: a ``holdfast.governance.Policy``, or a function of a context. ``energy``, a
@@ -77,7 +86,7 @@ class Client:
         *,
         schema: str | None = None,
         prepared: bool = True,
-        sessions: int = 2,
+        sessions: int = 3,
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
@@ -95,6 +104,7 @@ class Client:
         self._locks: LockSpace | None = None
         self._objects: Objects | None = None
         self._operations: Operations | None = None
+        self._policies: Policies | None = None
         self._firsts: dict[str, Any] = {}
         """By name: the first lock space, say, that was made. All threads use it, even if two made one at once."""
         self._rules: Policy | None = None
@@ -137,7 +147,7 @@ class Client:
         if self._operations is None:
             from holdfast.operations.operations import Operations
 
-            operations = Operations(self._engine, self._rules, self._energy)
+            operations = Operations(self._engine, self.policies, self._energy)
             self._operations = cast("Operations", self._firsts.setdefault("operations", operations))
         return self._operations
 
@@ -146,7 +156,17 @@ class Client:
         """Operations that need a decision: list them, approve or reject them."""
         from holdfast.operations.reviews import Reviews
 
-        return Reviews(self._engine, self._rules)
+        return Reviews(self._engine, self.policies)
+
+    @property
+    def policies(self) -> Policies:
+        """The policy that is stored in the database, and its versions."""
+        if self._policies is None:
+            from holdfast.governance.policies import Policies
+
+            policies = Policies(self._engine, self._rules)
+            self._policies = cast("Policies", self._firsts.setdefault("policies", policies))
+        return self._policies
 
     @property
     def audit(self) -> Audit:
@@ -178,11 +198,14 @@ class Client:
         on_lost: OnLost[LeaseGrant] = "flag",
         failover: Failover = "ttl",
         strict: bool = False,
+        reenter: str | None = None,
     ) -> Lease:
         """A handle of a lease: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
         ``timeout``: seconds to wait for it (None: for ever). By default it is refused at once, because a lease may be
-        held for days. ``holder``: a name of your own; the same holder re-enters with a new token and a higher fence.
+        held for days. ``holder``: a name of your own. While this client
+        holds the lease under it, a second acquire re-enters: it gets a new token and a higher fence. So does another
+        client of the same database role that has the same secret in ``reenter``.
         ``at_least``: seconds that it stays held even if it is released earlier. ``auto_renew=False``: you call
         ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable. ``failover="session"``: a
         standby takes over as soon as our database session is gone. ``strict``: lost with the first heartbeat that
@@ -191,8 +214,24 @@ class Client:
         terms = LeaseTerms.check(
             check_free_name(name), ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
             renew_every=renew_every, on_lost=on_lost, failover=failover, strict=strict,
+            reenter=self._reentry_secret(holder, reenter),
         )  # fmt: skip
         return Lease(self._engine, terms, timeout)
+
+    def _guard_lease(self, name: str, **options: Any) -> Lease:
+        """The lease of a guard that ends another process than this one: of ``holdfast run --guard``."""
+        lease = self.lease(name, **options)
+        lease._terms = lease._terms._replace(kind="guard")
+        return lease
+
+    def _reentry_secret(self, holder: str | None, given: str | None) -> str | None:
+        if given is not None:
+            check_secret(given)
+            if holder is None:
+                raise ValueError("reenter needs holder=, the name under which the lease is re-entered")
+        if holder is None:
+            return None
+        return self._engine.state(ReentrySecrets).remember(check_name(holder, "holder"), given)
 
     def lock(
         self,
@@ -217,6 +256,18 @@ class Client:
 
         space = self._locks or self._open_locks()
         return space.lock(space, reserved(namespace, number), timeout, False, "flag")
+
+    def _announce_peer(self, grant: LeaseGrant, address: str, key: str) -> bool:
+        """Store where the holder of a lease listens, for this database role alone. False when the lease is lost. On
+        PostgreSQL only: a file has one gateway."""
+        fields = {"name": grant.name, "token": grant.token, "address": address, "key": key}
+        [row] = self._engine.call("peer_announce", fields)
+        return bool(row["done"])
+
+    def _find_peer(self, name: str) -> tuple[str, str] | None:
+        """Address and key that were stored with a lease, if it is held and this database role has stored them."""
+        rows = self._engine.call("peer_find", {"name": name})
+        return (rows[0]["address"], rows[0]["key"]) if rows else None
 
     def operation(
         self,
@@ -243,7 +294,8 @@ class Client:
         """An operation: ``client.operation(key, tx=conn).run(load)`` takes effect once, despite retries.
 
         ``tx``: a connection. The claim, what the function writes and the result are one transaction: exactly once.
-        Without it the effect is elsewhere: at most one live attempt, under a lease of ``ttl`` seconds. After a crash
+        Without it the effect is elsewhere: at most one live attempt, under a lease of ``ttl`` seconds; one that was
+        paused past it, or cut off from the database, may run on until it calls ``op.check()``. After a crash
         ``on_partial`` decides: ``rollback`` (a function, or the name of a registered one) undoes the attempt,
         ``verify`` says whether it is done, or it is refused. ``join``: whether the operation has to become a part of
         the caller's transaction on ``tx``: True, or False, ValueError otherwise; None: it does unless ``tx`` is in
@@ -284,7 +336,7 @@ class Client:
         the lease is taken away or cannot be confirmed in time (``strict``: with the first heartbeat that fails), the
         process ends with 70, and in any case before the TTL does. It is renewed every ``renew_every`` seconds (a third
         of the TTL; half of it at most). ``timeout``: seconds to wait for a predecessor that has crashed (None: for
-        ever). ``wipe_on_start`` takes all other leases away first.
+        ever). ``wipe_on_start`` takes all leases away first, but no guards, electors or gates.
         """
         from holdfast.recipes.guard import Guard
         from holdfast.recipes.guard_terms import check_guard
@@ -333,6 +385,7 @@ class Client:
         holder: str | None = None,
         failover: Failover = "ttl",
         overrun: Overrun = "wait",
+        watchdog: bool = False,
         on_new_leader: OnNewLeader | None = None,
     ) -> Elector:
         """One replica at a time runs the work: ``elector.run(work)``. A standby takes over at once after a release, and
@@ -342,7 +395,8 @@ class Client:
         between two attempts of a standby (a sixth). ``grace``: seconds that the work has to stop (a sixth).
         ``overrun``: what happens if it does not: "wait" lets its lease expire and waits for it, "exit" ends the
         process. ``holder`` replaces ``host:pid`` in the holder ``host:pid:nonce``. ``on_new_leader(holder)`` is called
-        for every change that is seen.
+        for every change that is seen. ``watchdog=True``, on asyncio: the lease is renewed only while the event loop
+        turns, so that a leader whose loop is blocked for good has a successor after the TTL.
 
         On SQLite there is no heartbeat: the kernel frees the lease of a dead process, and a standby takes over at once.
         """
@@ -351,7 +405,7 @@ class Client:
 
         terms = ElectorTerms.check(
             check_free_name(name), ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace,
-            holder=holder, failover=failover, overrun=overrun,
+            holder=holder, failover=failover, overrun=overrun, watchdog=watchdog,
         )  # fmt: skip
         return Elector(self._engine, terms, on_new_leader)
 
@@ -365,19 +419,23 @@ class Client:
         concurrency: int = 32,
         session_present: SessionPresent | None = None,
         on_event: OnEvent | None = None,
+        codec: Codec | None = None,
+        rules: ReconcilerRules | None = None,
     ) -> Reconciler:
         """Keeps the status in the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
 
         Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
         is missing is Deleted when it still is after ``grace``. ``session_present(id)``: a record is Ready only if
-        this returns true, too. ``on_event(event)`` is called with each event of the driver.
+        this returns true, too. ``on_event(event)`` is called with each event of the driver. ``codec`` decodes and
+        encodes payloads that are no dict; ``rules`` replaces what a record becomes.
         """
         from holdfast.recipes.reconciler import Reconciler
         from holdfast.recipes.reconciler_terms import ReconcilerTerms
 
         terms = ReconcilerTerms.check(
-            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
-        )
+            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency, codec=codec,
+            rules=rules,
+        )  # fmt: skip
         return Reconciler(self._engine, terms, driver, session_present, on_event)
 
     def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> Shards:
@@ -390,6 +448,57 @@ class Client:
         from holdfast.recipes.shards_terms import ShardTerms
 
         return Shards(self._engine, ShardTerms.check(check_free_name(name), count, ttl=ttl, holder=holder))
+
+    def schedule(
+        self,
+        name: str,
+        every: str | float | timedelta | None,
+        *,
+        zone: str = "UTC",
+        misfire: Misfire = "skip",
+        max_late: float | None = None,
+        jitter: float = 0.0,
+        tx: Any = None,
+        on_crash: OnCrash = "retry",
+        overlap: int = 1,
+    ) -> Schedule:
+        """A job that runs once a slot, however many replicas call ``client.schedule(…).run(work)``.
+
+        ``every``: seconds, a timedelta, or a cron expression with five fields (``pip install 'holdfast[cron]'``), whose
+        times are those of ``zone``. Slots are computed by the clock of the database. ``misfire``: what happens to slots
+        that no replica could begin in time: "skip" them, run the last of them "once", or run "all". ``max_late``:
+        seconds after which a slot is skipped (60 with "skip", else any time). ``jitter``: each slot begins up to so
+        many seconds later, the same in all replicas. ``overlap``: how many runs there may be at once.
+
+        ``tx``: a connection, or a function that returns one for each run. Claim, what the work writes and its end are
+        one transaction: exactly one effect for each slot. Without it there is at most one live run, under a lease; when
+        its process dies, ``on_crash`` is to "retry" or to "skip" the slot. ``every=None``: once ever, for ``run_due``.
+        Whatever is skipped is on record, with its reason. TypeError or ValueError when an argument is wrong.
+        """
+        return self.schedules._schedule(
+            name, every, zone=zone, misfire=misfire, max_late=max_late, jitter=jitter, tx=tx, on_crash=on_crash,
+            overlap=overlap,
+        )  # fmt: skip
+
+    def every(
+        self, every: str | float | timedelta, *, name: str | None = None, **options: Unpack[ScheduleArguments]
+    ) -> Callable[[Work], Schedule]:
+        """Decorator: ``@client.every("*/5 * * * *")`` makes the schedule that runs the function, for ``run()`` or
+        ``client.schedules.run([…])``. It is called like the function unless ``name`` is given. ``options``: those of
+        ``schedule``."""
+
+        def decorate(work: Work) -> Schedule:
+            title = name or f"{work.__module__}.{work.__qualname__}"
+            return self.schedule(title, every, **options)._with(work)
+
+        return decorate
+
+    @property
+    def schedules(self) -> Schedules:
+        """Run many schedules at once; list them and their runs; pause, resume, order or skip runs."""
+        from holdfast.schedules.schedules import Schedules
+
+        return Schedules(self._engine, self.operations)
 
     def relay(
         self, name: str, sink: Sink, *, batch: int = 200, poll: float = 1.0, tries: int = 5, ttl: float = 30.0

@@ -14,6 +14,7 @@ from holdfast.operations.log import LogEntry, LogPage, Verification
 from holdfast.operations.outcome import RecoveryRecord
 from holdfast.operations.review_record import ReviewRecord
 from holdfast.recipes.elector_terms import ElectorStatus
+from holdfast.schedules.records import ScheduleRecord, ScheduleRun
 
 __all__ = [
     "AuditRecord",
@@ -28,5 +29,7 @@ __all__ = [
     "RecoveryRecord",
     "RelayRecord",
     "ReviewRecord",
+    "ScheduleRecord",
+    "ScheduleRun",
     "Verification",
 ]

@@ -20,7 +20,7 @@ from tests.cli.command import SCRIPT, at, environment, invoke, valid
 
 CHECKS = {
     "boot", "connection", "fences", "filesystem", "integrity", "journal", "schema", "space", "version", "writable",
-    "write_lock",
+    "lineage", "write_lock",
 }  # fmt: skip
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 

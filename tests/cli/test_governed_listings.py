@@ -27,18 +27,19 @@ def test_the_audit_tells_who_did_what_why_and_how_it_ended(either: str) -> None:
         with pytest.raises(governed.CommandRefused):
             governed.run(client, "lease.release", {"name": "import"}, actor="bob", reason="again")
         client.audit.begin("a.tool", "disk 7", actor="bob", reason="it is full")
-        latest, _, refused, _, released = columns_of(ask(*at(either, "audit")))
+        latest, _, refused, act, _, released = columns_of(ask(*at(either, "audit")))
         assert (latest["actor"], latest["action"], latest["subject"]) == ("bob", "a.tool", "disk 7")
         assert (latest["outcome"], latest["reason"], latest["fence"]) == ("not recorded", "it is full", "-")
         assert (refused["actor"], refused["outcome"]) == ("bob", "refused: lease 'import' is not held")
         assert (released["entry"], released["fence"]) == (str(done.entry), str(done.fence))
         assert (released["outcome"], released["reason"]) == ("done", "db1 is gone")
+        assert (act["action"], act["subject"], act["reason"]) == ("lease_force_release", "import", "db1 is gone")
         assert valid("audit", printed(*at(either, "audit", "--json")))[0]["outcome"] is None
         [row] = valid("audit", printed(*at(either, "audit", "--json", "--action", "lease.release", "--actor", "jane")))
         assert (row["id"], row["reason"], row["outcome"]) == (done.entry, "db1 is gone", "done")
         assert row["detail"]["parameters"] == {"name": "import"}
         limited = valid("audit", printed(*at(either, "audit", "--json", "--limit", "2", "--actor", "jane")))
-        assert [row["action"] for row in limited] == ["gate.window", "lease.release"]
+        assert [row["action"] for row in limited] == ["lease_force_release", "gate.window"]
 
 
 def test_an_audit_with_nothing_to_show_says_so(sqlite_url: str) -> None:

@@ -58,7 +58,7 @@ def test_watch_in_a_pipe_prints_when_a_lease_changes_hands_and_ends_with_ctrl_c(
     with holdfast.Client(sqlite_url) as client, Running(*at(sqlite_url, "ls", "--watch", "--every", "0.1")) as running:
         running.until_it_says("UTC: no lease is held\n\n")
         grant = client.lease("sweep", holder="one", **FAST).acquire()
-        running.until_it_says(f"{grant.fence}\n\n")
+        running.until_it_says(f"{grant.fence}  plain\n\n")
         pass_time(0.35)  # a few looks that find nothing new
         grant.release()
         eventually(lambda: running.text.count("no lease is held") == 2, "it says that it is free")

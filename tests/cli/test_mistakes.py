@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from holdfast.cli.app import app
 from tests.cli.command import call, invoke
 
+POLICY = Path(__file__).with_name("policy.toml")
 WITH_A_DATABASE = """
 run job -- touch started
 run --guard --wipe-on-start job -- touch started
@@ -22,6 +23,9 @@ release job --force --reason x
 locks
 locks end 1 --reason x
 slots
+schedules
+schedules show report
+once report -- true
 gates
 ops health
 ops ls
@@ -37,6 +41,9 @@ reviews ls
 reviews show 1
 reviews approve 1 --reason x
 reviews reject 1 --reason x
+policy apply {policy} --actor jane --reason x
+policy show
+policy history
 relay run catalogue jsonl:lineage.jsonl
 relay ls
 relay parked catalogue
@@ -101,7 +108,7 @@ def test_a_mistake_is_named_with_what_to_do(
 
 @pytest.mark.parametrize("line", WITH_A_DATABASE.strip().splitlines())
 def test_without_a_database_a_command_refuses_and_creates_no_file(tmp_path: Path, line: str) -> None:
-    done = (call if line.startswith("run") else invoke)(*shlex.split(line), cwd=tmp_path)
+    done = (call if line.startswith("run") else invoke)(*shlex.split(line.format(policy=POLICY)), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no database is configured: set HOLDFAST_URL=postgresql://host/name" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -98,7 +98,7 @@ def test_every_listing_has_wide_beside_json_and_a_watch_has_both() -> None:
                 assert "--watch" not in options or path in listings
     assert listings == {
         "ls", "history", "locks", "slots", "gates", "audit", "commands", "ops ls", "ops show", "ops recover",
-        "ops replay", "reviews ls", "relay ls", "relay parked", "driver ls",
+        "ops replay", "reviews ls", "policy history", "relay ls", "relay parked", "driver ls", "schedules",
     }  # fmt: skip
 
 

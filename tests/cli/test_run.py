@@ -32,9 +32,11 @@ def test_the_exit_code_is_the_commands_own(sqlite_url: str, script: str, code: i
 
 def test_a_command_that_cannot_be_started_is_127_or_126_as_in_a_shell(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("no program")
+    (tmp_path / "closed").mkdir(0)  # of a user who is not root, who finds nothing in it
+    path = f"{tmp_path / 'closed'}:{os.environ['PATH']}"
     for command, code in ((b"no-such-\xff", 127), (str(tmp_path / "data"), 126), (str(tmp_path), 126), ("", 127)):
         options: dict[str, Any] = {"errors": "surrogateescape"} if isinstance(command, bytes) else {}
-        done = finish(sqlite_url, "job", "--", command, **options)
+        done = finish(sqlite_url, "job", "--", command, more={"PATH": path}, **options)
         assert done.returncode == code
         assert done.stderr.startswith(f"holdfast: cannot run {os.fsdecode(command)}: ")
         assert done.stderr.count("\n") == 1

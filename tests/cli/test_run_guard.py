@@ -34,6 +34,8 @@ def test_what_makes_no_sense_is_refused_and_nothing_runs(sqlite_url: str, option
 def test_it_is_renewed_as_often_as_told(sqlite_url: str) -> None:
     with Run(sqlite_url, "--guard", "--ttl", "600", "--renew-every", "0.2") as run:
         family = run.pids()
+        with holdfast.Client(sqlite_url) as client:
+            assert [lease.kind for lease in client.leases.list()] == ["guard"]
         for _ in range(3):
             latest = ends_at(sqlite_url, "job")
             eventually(lambda latest=latest: ends_at(sqlite_url, "job") > latest, "a heartbeat")  # type: ignore[misc]

@@ -78,7 +78,7 @@ def test_a_killed_holdfast_frees_its_lease_when_its_command_is_gone(either: str,
 def test_a_watchdog_releases_the_lease_when_the_database_answers_again(postgres_url: str) -> None:
     with Proxy(postgres_url) as way, Run(way.url) as run, holdfast.Client(postgres_url) as client:
         family, watchdog = run.pids(), run.watchdog()
-        way.cut()
+        way.reset()
         run.process.kill()
         gone(family)
         assert [each.name for each in client.leases.list()] == ["job"]

@@ -178,12 +178,12 @@ def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(
     client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the fence of the plan is released."""
-    client.lease("nightly-import", holder="one").acquire()
+    client.lease("nightly-import", holder="one", reenter="secret").acquire()
     apply = execute._apply
 
     def apply_late(*arguments: Any) -> None:
         with holdfast.Client(either) as other:  # the same holder once more, with a higher fence
-            other.lease("nightly-import", holder="one", ttl=60, auto_renew=False).acquire()
+            other.lease("nightly-import", holder="one", reenter="secret", ttl=60, auto_renew=False).acquire()
             apply(*arguments)
             assert other.leases.get("nightly-import") is not None
 
@@ -235,11 +235,15 @@ def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client:
         later = other.lease("key").acquire()
         with pytest.raises(holdfast.LeaseLost, match="nothing is wiped"):
             client.leases.wipe(stale)
+        with pytest.raises(holdfast.PolicyDenied, match="lease 'key' is not the lease of a guard: nothing is wiped"):
+            client.leases.wipe(later)
         later.release()
         assert [(each.name, each.fence) for each in client.leases.list()] == before
         kept.check()
         with guard as grant:
-            assert client.leases.wipe(guard) == 2
+            assert client.leases.wipe(guard, prefix="b") == 0
+            assert client.leases.wipe(guard, prefix="a") == 1
+            assert client.leases.wipe(guard) == 1
             assert client.leases.wipe(grant) == 0
             assert [each.name for each in client.leases.list()] == ["key"]
             with pytest.raises(holdfast.LeaseLost):
@@ -248,10 +252,26 @@ def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client:
         assert (ended.outcome, ended.actor, ended.reason) == ("forced", grant.holder, "wiped under guard 'key'")
 
 
+def test_a_wipe_never_takes_other_guards_electors_or_gates(client: holdfast.Client, either: str) -> None:
+    with holdfast.Client(either) as other:
+        guard = client._guard_lease("key", ttl=600).acquire()
+        kept = [other._guard_lease("second guard", ttl=600).acquire()]
+        elector = other.lease("elector", ttl=600)
+        elector._terms = elector._terms._replace(kind="elector")
+        kept += [elector.acquire(), other.gates.open("door", seconds=600, **JANE)]
+        other.lease("plain", ttl=600).acquire()
+        other.slots("tuner", 4).claim(owner="s")
+        assert {each.kind for each in client.leases.list()} == {"guard", "elector", "gate", "slot", "plain"}
+        assert client.leases.wipe(guard) == 2
+        assert {each.name for each in client.leases.list()} == {"key", *(grant.name for grant in kept)}
+        [entry] = [each for each in client.audit.list() if each.action == "lease_wipe"]
+        assert (entry.subject, entry.fence, entry.detail) == ("key", guard.fence, {"ended": 2, "prefix": ""})
+
+
 def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url: str) -> None:
     """Its row is locked until the wipe is committed, and the wipe waits for protected transactions."""
     with holdfast.Client(postgres_url) as client, closing(psycopg.connect(postgres_url)) as mine:
-        guard = client.lease("key", ttl=60).acquire()
+        guard = client._guard_lease("key", ttl=60).acquire()
         work = client.lease("work", ttl=60).acquire()
         work.protect(mine)
         wiped: list[int] = []
@@ -293,7 +313,7 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
 def test_a_guard_lost_between_the_look_and_the_wipe_wipes_nothing(
     client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, guard = client.lease("a").acquire(), client.lease("key").acquire()
+    work, guard = client.lease("a").acquire(), client._guard_lease("key").acquire()
     apply = execute._apply
 
     def apply_late(*arguments: Any) -> None:

@@ -80,8 +80,10 @@ def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Clien
         operator.run(client, "leader.resign", {"name": "job"}, **JANE)
     refused = call(*at(either, "do", "leader.resign", "nobody", "--reason", "why"))
     assert (refused.returncode, "lease 'nobody' is not held" in refused.stderr) == (1, True)
-    assert client.leases.recall("job", fence=grant.fence + 1) is False
-    assert client.leases.recall("job", fence=grant.fence) is True, "a holder that does not listen for it goes on"
+    assert client.leases.recall("job", fence=grant.fence + 1, **JANE) is False
+    assert client.leases.recall("job", fence=grant.fence, **JANE) is True, (
+        "a holder that does not listen for it goes on"
+    )
     assert grant.renew()
 
 
@@ -91,7 +93,7 @@ def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client)
     lead, keeper = elector._lead, keeper_of(elector._engine.database, brittle=elector._local)
 
     def lead_late(grants: Any, work: Any) -> None:
-        assert client.leases.recall("reconciler", fence=grants[0].fence)
+        assert client.leases.recall("reconciler", fence=grants[0].fence, **JANE)
         eventually(lambda: any(beat.generation for beat in keeper._beats), "its keeper has noticed the recall")
         lead(grants, work)
 
@@ -110,7 +112,7 @@ def test_asked_back_between_two_terms_nobody_is_disturbed(client: holdfast.Clien
         one.expect("leads")
         record = client.leases.get("reconciler")
         assert record is not None
-        assert client.leases.recall("reconciler", fence=record.fence - 1) is False
-        assert client.leases.recall("reconciler", fence=record.fence) is True
-        assert client.leases.recall("reconciler", fence=record.fence) in (True, False)
+        assert client.leases.recall("reconciler", fence=record.fence - 1, **JANE) is False
+        assert client.leases.recall("reconciler", fence=record.fence, **JANE) is True
+        assert client.leases.recall("reconciler", fence=record.fence, **JANE) in (True, False)
         one.expect("stopped")

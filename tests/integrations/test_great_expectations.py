@@ -1,8 +1,12 @@
-"""Checkpoints as conditions: what the two shapes of results say, above all when they say nothing."""
+"""Checkpoints as conditions: what the two shapes of results say, above all when they say nothing; and the real
+package."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sqlite3
+import tempfile
+from contextlib import closing, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,3 +110,44 @@ def test_it_has_a_name_and_passes_its_arguments_on() -> None:
     assert checkpoint.asked == [{"batch_parameters": {"day": 1}}]
     with pytest.raises(TypeError, match="checkpoint must have a method run"):
         expects("nightly")
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the package and of what it imports
+def test_great_expectations_itself_decides_what_is_committed(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GX_ANALYTICS_ENABLED", "false")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gx = pytest.importorskip(
+        "great_expectations", reason="great_expectations is not installed: pip install great_expectations"
+    )
+    pandas = pytest.importorskip("pandas")  # which it needs itself
+    context = gx.get_context(mode="ephemeral")
+    asset = context.data_sources.add_pandas("memory").add_dataframe_asset("parcels")
+    batch = asset.add_batch_definition_whole_dataframe("all")
+    checkpoints = {}
+    filled = gx.expectations.ExpectColumnValuesToNotBeNull(column="owner")
+    for name, expectations in (("filled", [filled]), ("empty", [])):
+        suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=expectations))
+        validated = gx.ValidationDefinition(name=name, data=batch, suite=suite)
+        definition = context.validation_definitions.add(validated)
+        checkpoints[name] = context.checkpoints.add(gx.Checkpoint(name=name, validation_definitions=[definition]))
+    cases = (
+        ("good", "filled", "jane", None),
+        ("bad", "filled", None, r"checkpoint filled: .*expect_column_values_to_not_be_null\(owner\) was not met"),
+        ("unchecked", "empty", "jane", "checkpoint empty: suite 'empty' is empty"),
+    )
+    with (
+        holdfast.Client(sqlite_url) as client,
+        closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as conn,
+    ):
+        conn.execute("create table parcels (key, owner)")
+        for key, name, owner, told in cases:
+            frame = pandas.DataFrame({"owner": ["joe", owner]})
+            check = expects(checkpoints[name], batch_parameters={"dataframe": frame})
+            operation = client.operation(key, tx=conn, lineage=Lineage(contract=Contract("parcels", "2.1", check)))
+            with nullcontext() if told is None else pytest.raises(holdfast.OperationFailed, match=told):
+                operation.run(lambda row=(key, owner): list(conn.execute("insert into parcels values (?, ?)", row)))
+        assert conn.execute("select key, owner from parcels").fetchall() == [("good", "jane")]
+        ends = [each for each in client.relays.events() if each.type in ("COMPLETE", "FAIL")]
+    assert [each.contract and each.contract["verdict"] for each in ends] == ["passed", "failed", "failed"]

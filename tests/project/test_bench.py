@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from bench.aims import ASYNC_PAIR, MANY, MOST, PAIR, judge
 from bench.load import CALLS
+from bench.load_page import BEGIN, END, PICTURE
 from bench.measure import Result
 from tests.children import HANG
 
@@ -38,7 +40,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         },
         {
             "operation": "operation, SQLite", "replayed": "replayed", "operation_batch": "operation_batch",
-            "unheard": "unheard", "gateway": "gateway, GET /hook/status",
+            "schedule_idle": "schedule_idle", "unheard": "unheard", "gateway": "gateway, GET /hook/status",
         },
     ],
     ids=" ".join,
@@ -58,8 +60,9 @@ def test_quick_benchmarks_measure_every_variant_against_the_first(tables: dict[s
 
 def test_the_load_is_measured_and_drawn(tmp_path: Path) -> None:
     """Beside another checkout: here the same one."""
-    picture = tmp_path / "load.svg"
-    done = bench("--quick", "--json", "load", "--beside", str(ROOT), "--picture", str(picture))
+    page = tmp_path / "benchmarks.md"
+    page.write_text(before := (ROOT / "docs/explanation/benchmarks.md").read_text(encoding="utf-8"), encoding="utf-8")
+    done = bench("--quick", "--json", "load", "--beside", str(ROOT), "--docs", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rates = {(each["benchmark"], each["variant"]): each["value"] for each in json.loads(done.stdout)["results"]}
     stores = ["fsync on", "SQLite", *(["flush in 2 ms"] if shutil.which("cc") else [])]
@@ -67,7 +70,13 @@ def test_the_load_is_measured_and_drawn(tmp_path: Path) -> None:
     for table, who in {**tables, "load, hooks, fsync on": "replica"}.items():
         for variant in (f"{who}, 1 caller", f"{who}, beside, 1 caller", f"{who}, 1 caller: p99"):
             assert rates[table, variant] > 0
-    root = ET.parse(picture).getroot()
+    after = page.read_text(encoding="utf-8")
+    assert re.search(r"\| \*\*fsync on\*\*: tasks, beside \|( [0-9,]+ \|){2}( [0-9.]+ ms \|){2}", after)
+    assert (after.partition(BEGIN)[0], after.rpartition(END)[2]) == (
+        before.partition(BEGIN)[0],
+        before.rpartition(END)[2],
+    )
+    root = ET.parse(tmp_path / PICTURE).getroot()
     assert len(root.findall("{*}path[@class='line']")) >= 7 * len(stores)
 
 

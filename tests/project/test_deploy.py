@@ -13,12 +13,16 @@ from typing import Any
 
 import click
 import kubernetes_validate
+import psycopg
 import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+import holdfast
 from holdfast.cli.app import app
 from holdfast.gateway.settings import OPTIONS
+from holdfast.testing.binaries import available
+from tests.children import query
 from tests.cli.command import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -130,6 +134,61 @@ def test_the_deployment_has_probes_a_budget_and_time_to_hand_over() -> None:
     assert int(before) + within < pod["spec"]["terminationGracePeriodSeconds"]
 
 
+def test_only_the_gateway_reaches_the_driver_and_no_service_sets_a_variable_of_ours() -> None:
+    for pod in (manifest("Deployment"), manifest("StatefulSet", "holdfast-driver")):
+        assert pod["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    policy = manifest("NetworkPolicy", "holdfast-driver")["spec"]
+    driver = manifest("StatefulSet", "holdfast-driver")["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= driver["metadata"]["labels"].items()
+    [rule] = policy["ingress"]
+    [source] = rule["from"]
+    assert source["podSelector"]["matchLabels"] == manifest("Deployment")["spec"]["selector"]["matchLabels"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert [port["port"] for port in rule["ports"]] == [
+        port["name"] for port in driver["spec"]["containers"][0]["ports"]
+    ]
+
+
+def test_the_role_that_migrates_is_not_the_one_of_the_gateway() -> None:
+    pod = manifest("Deployment")["spec"]["template"]["spec"]
+    keys = [
+        each["valueFrom"]["secretKeyRef"]["key"]
+        for container in (*pod["initContainers"], *pod["containers"])
+        for each in container["env"]
+        if each["name"] == "HOLDFAST_URL"
+    ]
+    assert keys == ["owner-url", "url"]
+
+
+def test_the_role_of_compose_is_not_a_superuser(postgres_url: str, tmp_path: Path) -> None:
+    """Runs the script of the database's container on a real server."""
+    (tmp_path / "password").write_text("it's a secret\n")
+    script = (DEPLOY / "compose-database.sh").read_text(encoding="utf-8")
+    name = f"compose_{os.getpid()}"
+    script = script.replace("role holdfast", f"role {name}").replace(
+        "database holdfast owner holdfast", f"database {name} owner {name}"
+    )
+    address = psycopg.conninfo.conninfo_to_dict(postgres_url)
+    variables = {f"PG{key.upper()}": str(value) for key, value in address.items() if key in ("host", "port", "user")}
+    _, programs = max(available().items())
+    try:
+        subprocess.run(
+            ["/bin/sh", "-c", script], check=True, timeout=60,
+            env=variables | {"PATH": f"{programs}:/usr/bin:/bin", "HOLDFAST_PASSWORD_FILE": f"{tmp_path}/password"},
+        )  # fmt: skip
+        [row] = query(
+            postgres_url, "select rolsuper, rolcreaterole, rolcanlogin from pg_roles where rolname = %s", name
+        )
+        assert row == (False, False, True)
+        own = f"postgresql://{name}:it's%20a%20secret@{address['host']}:{address['port']}/{name}"
+        with holdfast.Client(own) as client:
+            client.migrate()
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as superuser:
+            superuser.execute(f"drop database if exists {name}")
+            superuser.execute(f"drop role if exists {name}")
+
+
 def test_the_driver_is_where_the_replicas_look_for_it() -> None:
     service = manifest("Service", "holdfast-driver")
     [gateway] = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
@@ -194,3 +253,15 @@ def test_units_start_what_there_is_for_as_long_as_it_takes(unit: Path) -> None:
             ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
         )
         assert f"{unit.name}:" not in done.stderr, done.stderr
+
+
+def test_the_units_have_two_users_and_are_hardened() -> None:
+    users = {re.findall(r"^User=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)[0] for unit in UNITS}
+    assert len(users) == len(UNITS) == 2
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed: apt install systemd")
+    for unit in UNITS:
+        subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(unit)],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip

@@ -1,15 +1,18 @@
-"""The lock is what a fresh machine installs from: every line pinned, every file hashed, and no address in it."""
+"""A fresh machine and the image install from lock files: every line pinned, every file hashed, and no address in it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-LOCK = Path(__file__).parents[2] / "requirements-dev.lock"
+import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
-def test_the_lock_pins_and_hashes_everything_and_names_no_address() -> None:
-    text = LOCK.read_text()
+@pytest.mark.parametrize("name", ["requirements-dev.lock", "deploy/requirements.lock"])
+def test_a_lock_pins_and_hashes_everything_and_names_no_address(name: str) -> None:
+    text = (ROOT / name).read_text()
     assert "://" not in text
     assert "index-url" not in text
     requirements = re.split(r"\n(?=\S)", text.strip())

@@ -22,8 +22,9 @@ PAGES = ("python.md", "operations.md")
 GRANT = "name holder token fence lost check remaining renew release protect transaction detach"
 HANDLE = "name acquire try_acquire or_skip"
 PUBLIC = {
-    "client Client": "lease lock operation guard gate slots elector reconciler shards relay leases locks objects "
-    "operations reviews gates relays audit migrations migrate read_only release_on_exit doctor close",
+    "client Client": "lease lock operation guard gate slots elector reconciler shards relay schedule every schedules "
+    "leases locks objects "
+    "operations reviews policies gates relays audit migrations migrate read_only release_on_exit doctor close",
     "lease.handle Lease": f"{HANDLE} adopt",
     "lease.grant LeaseGrant": GRANT,
     "lease.admin Leases": "list get history force_release recall raise_fences probe wipe",
@@ -48,25 +49,32 @@ PUBLIC = {
     "recipes.gate Gates": "require list open close runtime",
     "recipes.shards Shards": "name holder members stopping gained held shard_of grant_for stop",
     "recipes.reconciler Reconciler": "run exclusive status",
+    "recipes.reconciler_rules ReconcilerRules": "status merge phase orphan",
+    "schedules.schedule Schedule": "name run run_due stop",
+    "schedules.schedule ScheduleSlot": "name time attempt previous tx stopping grant lost check note",
+    "schedules.schedules Schedules": "run list runs pause resume run_now skip remove",
     "lineage.relay Relay": "run step stop status",
     "lineage.relays Relays": "list parked retry remove events verify",
     "governance.audit Audit": "list begin note end",
     "operations.operation Operation": "run",
     "operations.op Op": "key attempt fence status replayed result checkpoints effect_started checkpoint emit done lost "
     "check",
-    "operations.operations Operations": "get list run_many register recover complete reset rollback find match history "
-    "read replay verify archive expire health",
+    "operations.operations Operations": "get list run_many register recover complete reset rollback find find_run "
+    "match history read replay verify archive expire health",
     "operations.outcome Outcome": "status replayed attempt committed value error result",
     "operations.reviews Reviews": "list get approve reject",
+    "governance.policies Policies": "get list changes apply",
     "database.migrate Migrations": "version status scripts text up down governed foundation",
-    "lease.records LeaseRecord": "name holder fence acquired_at expires_at host pid info remaining waiting",
-    "lease.records HistoryRecord": "name holder host pid fence acquired_at ended_at outcome actor reason",
+    "lease.records LeaseRecord": "name kind holder fence acquired_at expires_at host pid info remaining waiting",
+    "lease.records HistoryRecord": "name holder role host pid fence acquired_at ended_at outcome actor reason",
     "lock.records LockRecord": "pid holder application_name state query_start namespace entity_id name mode granted "
-    "held_since duration waiting blocked_by label as_dict",
+    "held_since duration waiting blocked_by role label as_dict",
     "objects.model ObjectRecord": "type id name payload labels version created_at updated_at",
     "governance.audit_record AuditRecord": "id at actor role action subject reason fence detail outcome ended_at",
     "lineage.records RelayRecord": "name holder told entries lag parked problem since moved_at fence cursor",
     "lineage.records ParkedRecord": "id key event problem tries parked_at again",
+    "schedules.records ScheduleRecord": "name every zone paused next_slot overdue running last",
+    "schedules.records ScheduleRun": "slot status reason attempt owner started_at ended_at note until count lateness",
     "recipes.elector_terms ElectorStatus": "name holder state leader leading since transitions renewed_ago fence",
 }
 """By module and class: the public members. An ``AsyncX`` in ``x_async`` has those of its ``X``."""

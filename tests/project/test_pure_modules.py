@@ -13,17 +13,18 @@ PURE = """
     database/privileges
     doctor/findings doctor/operations doctor/postgres doctor/sqlite
     driver/driver_json
-    governance/audit_record governance/dataset governance/policy
+    governance/audit_record governance/dataset governance/policy governance/policy_record
     lease/loss lease/probe lease/records lease/terms lease/trust
-    lineage/records lineage/relay_terms lineage/verification
+    lineage/descriptions lineage/records lineage/relay_terms lineage/verification
     lock/pool lock/records lock/row_key lock/terms
     objects/changes objects/model
     operations/archive operations/batch_terms operations/decide operations/energy operations/events
     operations/lineage_terms operations/log operations/outcome operations/result_codec operations/review_record
     operations/terms
-    recipes/elector_terms recipes/gate_terms recipes/guard_terms recipes/reconciler_terms recipes/shards_terms
-    recipes/slots_terms
+    recipes/elector_terms recipes/gate_terms recipes/guard_terms recipes/reconciler_rules
+    recipes/reconciler_terms recipes/shards_terms recipes/slots_terms
     runtime/metrics
+    schedules/records schedules/terms schedules/timetable
 """.split()  # noqa: SIM905
 FORBIDDEN = {
     "asyncio", "asyncpg", "concurrent", "multiprocessing", "psycopg", "queue", "select", "selectors", "signal",

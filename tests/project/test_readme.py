@@ -97,10 +97,11 @@ def imports(known: dict[str, Any]) -> int | None:
     return len(known["conn"].execute("select * from imports").fetchall()) if "conn" in known else None
 
 
-def test_every_sql_block_runs_in_psql(postgres_url: str) -> None:
+@pytest.mark.parametrize("name", ["docs/howto/leases", "docs/reference/sql"])
+def test_every_sql_block_runs_in_psql(name: str, postgres_url: str) -> None:
     psql = [str(available()[NEWEST] / "psql"), postgres_url, "-v", "ON_ERROR_STOP=1", "-qAt"]
-    [block] = blocks("sql", text_of("docs/howto/leases"))
-    done = subprocess.run(psql, input=block, capture_output=True, text=True, timeout=240, check=False)
+    text = "".join(blocks("sql", text_of(name)))
+    done = subprocess.run(psql, input=text, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "f\n" not in done.stdout  # renew and release say t
 
@@ -126,7 +127,7 @@ def test_the_page_on_governance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run(code, known)
     assert [each.status for each in known["client"].operations.list()] == ["success"] * 3
     assert [each["properties"] for each in known["masked"]["features"]] == [{"kind": "barrow", "h3": "851e15b7fffffff"}]
-    with pytest.raises(holdfast.PolicyDenied, match=r"reveals a position"):
+    with pytest.raises(holdfast.PolicyDenied, match=r"properties\.lat is not among the properties"):
         known["client"].operation(replace(known["key"], task="again"), payload=known["exact"]).run(int)
     known["client"].close()
 
@@ -213,6 +214,16 @@ holdfast.close(app)
         BEGIN + "grant = client.lease('measured').acquire()",
         "assert telemetry.readings()['leases_held'] >= 1",
         {"start_http_server(9464)": "start_http_server(0)"},
+    ),
+    "howto/schedules": (
+        "",
+        "assert {run.status for run in client.schedules.runs('bill')} == {'success'}",
+        {"@client.every(300,": "@client.every(0.1,", "@client.every(60,": "@client.every(0.1,"},
+    ),
+    "tutorials/nightly-job": (
+        "import os\nos.environ['HOLDFAST_URL'] = 'sqlite:///app.db'",
+        "assert report.run_due(report).note == '30 parts written'",
+        {'if __name__ == "__main__":\n    report.run(signals=True)': "", "time.sleep(1)": "time.sleep(0)"},
     ),
     "howto/reconcile": (
         BEGIN,
@@ -348,7 +359,8 @@ def test_the_page_on_python_has_every_name_and_every_default() -> None:
         elif name == "__init__" or (not name.startswith("_") and any(each.kind == each.KEYWORD_ONLY for each in known)):
             told = shown["Client" if name == "__init__" else name]
             defaults = [*told.defaults, *(each for each in told.kw_defaults if each is not None)]
-            assert [each.arg for each in (*told.args, *told.kwonlyargs)] == [each.name for each in known], name
+            passed_on = [each.name for each in known if each.kind != each.VAR_KEYWORD]
+            assert [each.arg for each in (*told.args, *told.kwonlyargs)] == passed_on, name
             assert [ast.literal_eval(each) for each in defaults] == [
                 each.default for each in known if each.default is not each.empty
             ], name
@@ -371,7 +383,19 @@ def test_the_page_on_python_has_every_public_name_once(module: str) -> None:
     assert all(f"holdfast.{name}" in sections for name in ("governance", "lineage", "geo", "reconciler"))
 
 
-COLLECTIONS = ("leases", "locks", "objects", "gates", "relays", "audit", "migrations", "operations", "reviews")
+COLLECTIONS = (
+    "leases",
+    "locks",
+    "objects",
+    "gates",
+    "relays",
+    "audit",
+    "migrations",
+    "operations",
+    "reviews",
+    "policies",
+    "schedules",
+)
 
 
 def told_truly(call: str, made: Callable[..., object]) -> None:

@@ -27,3 +27,22 @@ def test_the_environment_is_made_anew_only_when_the_lock_or_its_address_changed(
     assert [make(here), make(here)] == [2, 2]
     here.rename(there)
     assert [make(there), make(there)] == [3, 3]
+
+
+def test_the_demo_makes_a_light_environment_unless_there_is_one_or_it_needs_postgresql(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "deploy").mkdir()
+    program = 'printf "#!/bin/sh\\necho $1 $2 \\"\\$@\\"\\n" >"$1/bin/python" && chmod +x "$1/bin/python"'
+    program = f'mkdir -p "$1/bin" && {program}\n'
+    (tmp_path / "scripts/setup.sh").write_text(program)
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.lock", "deploy/requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path / name)
+
+    def demo(*arguments: str) -> str:
+        command = ["make", "demo", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip()
+
+    assert demo() == ".venv-demo deploy/requirements.lock examples/demo.py"
+    assert demo("ARGS=--postgres") == ".venv examples/demo.py --postgres"
+    assert demo() == ".venv examples/demo.py"

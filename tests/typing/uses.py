@@ -192,7 +192,7 @@ def lead(client: Client) -> None:
     print(status.holder, status.leading, status.leader)
     guard: Guard = client.guard("system:guard", ttl=5)
     with guard as grant:
-        client.leases.wipe(guard, keep=[grant.name])
+        client.leases.wipe(guard, prefix=grant.name)
 
 
 def tune(client: Client) -> None:

@@ -22,6 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 GROUPS = {
     "Run work": {
         "run": "holdfast.cli.run_command:run",
+        "once": "holdfast.cli.once:once",
+        "schedules": "holdfast.cli.schedules:schedules",
     },
     "Leases and locks": {
         "ls": "holdfast.cli.leases:ls",
@@ -34,6 +36,7 @@ GROUPS = {
     "Operations": {
         "ops": "holdfast.cli.ops:ops",
         "reviews": "holdfast.cli.reviews:reviews",
+        "policy": "holdfast.cli.policy:policy",
         "relay": "holdfast.cli.relay:relay",
     },
     "Database": {

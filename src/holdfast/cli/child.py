@@ -33,7 +33,7 @@ class Child:
             try:
                 os.close(self._start_pipe)
                 os.setpgid(0, 0)
-                _die_with(parent)
+                die_with(parent)
                 _wait_and_exec(reader, argv)
             finally:
                 os._exit(NOT_EXECUTABLE)
@@ -131,11 +131,22 @@ def _wait_and_exec(reader: int, argv: list[str]) -> None:
                 raise
             os.execve("/bin/sh", ["sh", *argv], environment)  # a script without #!, which a shell runs, too
     except OSError as error:
-        os.write(2, b"holdfast: cannot run %s: %s\n" % (os.fsencode(argv[0]), (error.strerror or "").encode()))
-        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
+        is_missing = isinstance(error, FileNotFoundError) or _is_hidden(argv[0], environment)
+        reason = os.strerror(errno.ENOENT) if is_missing else error.strerror or ""
+        os.write(2, b"holdfast: cannot run %s: %s\n" % (os.fsencode(argv[0]), reason.encode()))
+        os._exit(NOT_FOUND if is_missing else NOT_EXECUTABLE)
 
 
-def _die_with(parent: int) -> None:
+def _is_hidden(name: str, environment: Mapping[bytes, bytes]) -> bool:
+    """Whether the error of a search came from a folder on PATH that we may not enter, and no other folder has the
+    command."""
+    import shutil
+
+    path = os.fsdecode(environment.get(b"PATH", os.defpath.encode()))
+    return "/" not in name and shutil.which(name, os.F_OK, path) is None
+
+
+def die_with(parent: int) -> None:
     """On Linux, have the kernel kill us when holdfast dies, even if the watchdog died first."""
     try:
         # private: _ctypes.call_function, dlopen, dlsym, tested in tests/test_private_names.py.

@@ -116,7 +116,9 @@ def _is_own(name: str) -> bool:
 
 @_completes
 def electors(client: Client, _: click.Context) -> Values:
-    return [(lease.name, f"led by {lease.holder}") for lease in client.leases.list() if lease.info.get("elector")]
+    return [
+        (lease.name, f"led by {lease.holder}") for lease in client.leases.list() if lease.kind in ("elector", "relay")
+    ]
 
 
 @_completes
@@ -186,3 +188,8 @@ def sessions(client: Client, _: click.Context) -> Values:
     """The gateway's sessions that have not ended."""
     records = client.objects.list("session", labels={"state": "ACTIVE"})
     return [(record.id, f"slot {record.payload['slot']} of pool {record.payload['pool']}") for record in records]
+
+
+@_completes
+def policy_versions(client: Client, _: click.Context) -> Values:
+    return [(record.version, f"by {record.actor}: {record.reason}") for record in client.policies.list(limit=_LIMIT)]

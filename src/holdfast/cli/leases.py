@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from holdfast.cli import completion
 from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, suggestion, watch_options
 
 if TYPE_CHECKING:
-    from holdfast import Client, LeaseRecord
+    from collections.abc import Iterator
+
+    from holdfast import Client, LeaseRecord, LockRecord
 
 Rows = list[dict[str, Any]]
 HISTORY_LIMIT = 10_000
@@ -42,10 +45,13 @@ def ls(context: click.Context, /, **options: Any) -> None:
 
     columns = (
         Column("lease", 16), Column("holder", 12), Column("age"), Column("left"), Column("waiting"), Column("host", 20),
-        Column("pid"), Column("fence"),
+        Column("pid"), Column("fence"), Column("kind"),
     )  # fmt: skip
     with open_client(context) as client:
         rows = show(View(lambda: [*map(describe, client.leases.list())], columns, _rows, _identity, _count), **options)
+        if not options["as_json"]:
+            for line in _open_transactions(client):
+                click.echo(line, err=True)
     if not options["as_json"] and any(row["name"].startswith(OWN_PREFIXES) for row in rows):
         click.echo("names that begin with @ or holdfast: belong to holdfast itself, such as gates and slots", err=True)
 
@@ -82,7 +88,19 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
         grants = client.leases.history(name, limit=limit) if shows_all else _users_history(client, limit)
         similar = "" if grants or name is None else _suggest_lease(client, name)
     if as_json:
-        fields = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
+        fields = (
+            "name",
+            "holder",
+            "role",
+            "host",
+            "pid",
+            "fence",
+            "acquired_at",
+            "ended_at",
+            "outcome",
+            "actor",
+            "reason",
+        )
         output.print_json([{field: getattr(grant, field) for field in fields} for grant in grants])
     elif grants:
         columns = (
@@ -159,10 +177,31 @@ def _users_history(client: Client, limit: int) -> list[Any]:
         fetched = min(fetched * 10, HISTORY_LIMIT)
 
 
+def _open_transactions(client: Client) -> Iterator[str]:
+    """A line for each session whose open transaction has held a lease for more than a second. None for a role that may
+    not list locks."""
+    from holdfast import HoldfastError
+    from holdfast.cli.output import clean, format_duration
+
+    locks: list[LockRecord] = []
+    with suppress(HoldfastError):
+        locks = client.locks.list()
+    for lock in locks:
+        what = lock.name or ""
+        if what.startswith(("transaction under ", "acquire of ")) and (lock.duration is None or lock.duration > 1):
+            age = "" if lock.duration is None else f" for {format_duration(lock.duration)}"
+            who = clean(", ".join(filter(None, (lock.role, lock.application_name))))
+            yield (
+                f"session {lock.pid} ({who}) has an open {clean(what)}{age}: "
+                f"end it with 'holdfast locks end {lock.pid} --reason …'"
+            )
+
+
 def describe(lease: LeaseRecord) -> dict[str, Any]:
     """A lease in JSON, with age and remaining time by the database's clock."""
     return {
         "name": lease.name,
+        "kind": lease.kind,
         "holder": lease.holder,
         "host": lease.host,
         "pid": lease.pid,
@@ -181,7 +220,7 @@ def _rows(rows: Rows) -> list[tuple[object, ...]]:
 
     return [
         (row["name"], row["holder"], format_duration(row["age"]), format_duration(row["remaining"]),
-         waiting(row["waiting"]), row["host"], row["pid"], row["fence"])
+         waiting(row["waiting"]), row["host"], row["pid"], row["fence"], row["kind"])
         for row in rows
     ]  # fmt: skip
 

@@ -21,6 +21,7 @@ def locks(context: click.Context, /, **options: Any) -> None:
 
     Shows all advisory locks in the database, also those of other programs: each holder, then the sessions that wait for
     the same lock, with the pids of the sessions that block them. Locks of other programs have numbers instead of names.
+    Open transactions that protect or have acquired a lease are listed as "transaction under" or "acquire of" it.
     PIDs are those of server sessions; on SQLite, of processes.
 
     \b
@@ -88,8 +89,9 @@ def _rows(records: Locks) -> list[tuple[object, ...]]:
 
     return [
         (lock.label, lock.pid, state("yes" if lock.granted else "waits"),
-         None if lock.duration is None else format_duration(lock.duration), lock.holder or lock.application_name,
-         lock.waiting or None, ", ".join(map(str, lock.blocked_by)), lock.mode, lock.state)
+         None if lock.duration is None else format_duration(lock.duration),
+         lock.holder or lock.application_name or lock.role, lock.waiting or None,
+         ", ".join(map(str, lock.blocked_by)), lock.mode, lock.state)
         for lock in records
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STATUSES = ("success", "failure", "partial", "undone", "running")
 FIELDS = (
     "key", "label", "status", "attempt", "failures", "fence", "pipeline", "task", "dataset", "operation", "result_hash",
-    "error", "pointer", "rollback", "effect_started", "created_at", "updated_at", "expires_at",
+    "error", "pointer", "run", "rollback", "effect_started", "created_at", "updated_at", "expires_at",
 )  # fmt: skip
 MAX_RESULT = 400
 """Characters of a result on a terminal."""
@@ -87,27 +87,31 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
 
 
 @ops.command()
-@click.argument("key", shell_complete=completion.operation_keys)
+@click.argument("key", required=False, shell_complete=completion.operation_keys)
+@click.option("--run", metavar="ID", help="The operation with this run in lineage, and only the entries of that run.")
 @listing_options
 @click.pass_context
-def show(context: click.Context, key: str, as_json: bool, wide: bool) -> None:
+def show(context: click.Context, key: str | None, run: str | None, as_json: bool, wide: bool) -> None:
     """Show one operation with its result and all its log entries.
 
-    A long result is cut off on a terminal; --json prints all of it. Exit code 1 when there is no such operation.
+    Give KEY, or with --run the runId of an OpenLineage event. A long result is cut off on a terminal; --json prints all
+    of it. Exit code 1 when there is no such operation.
 
     \b
-    Example:
+    Examples:
       holdfast ops show charge:42
+      holdfast ops show --run 91c2a4f0-77ab-8d11-8c55-0f3a9be2d604
     """
     from holdfast.cli import output
 
+    if (key is None) == (run is None):
+        raise click.UsageError("give either KEY or --run ID")
     with open_client(context) as client:
-        key = resolve_key(client, key)
-        record = _require(client, key)
-        entries = client.operations.history(key)
-        [state] = client.operations.replay(key)
+        record = _require(client, resolve_key(client, key)) if key is not None else _require_run(client, run)
+        entries = [entry for entry in client.operations.history(record.key) if run in (None, entry.run)]
+        [state] = client.operations.replay(record.key)
     if as_json:
-        entry_rows = [{**asdict(entry), "at": _to_datetime(entry.at)} for entry in entries]
+        entry_rows = [{**asdict(entry), "at": _to_datetime(entry.at), "run": entry.run} for entry in entries]
         for row in entry_rows:
             del row["payload"], row["operation"]
         output.print_json({**_as_json(record), "result": _result(state), "kept": state.kept, "entries": entry_rows})
@@ -274,6 +278,15 @@ def _require(client: Client, key: str) -> Any:
     if record is None:
         fail(f"there is no operation {key!r}")
     return record
+
+
+def _require_run(client: Client, run: Any) -> Any:
+    try:
+        return client.operations.find_run(run)
+    except LookupError as error:
+        fail(str(error))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _as_json(record: Any) -> dict[str, Any]:

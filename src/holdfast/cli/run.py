@@ -59,6 +59,7 @@ def run_under_lease(
         "ttl": ttl,
         "timeout": None if wait else timeout or 0.0,
         "holder": holder,
+        "reenter": None if holder is None else os.environ.get("HOLDFAST_REENTER"),
         "at_least": at_least,
         "failover": failover,
         "renew_every": renew_every,
@@ -103,7 +104,8 @@ def _run(
         lease_lost = threading.Event()
         with Client(url, schema=schema) as client:
             gc.enable()
-            lease = client.lease(name, on_lost=lambda _: lease_lost.set(), **terms)
+            handle = client._guard_lease if guard else client.lease
+            lease = handle(name, on_lost=lambda _: lease_lost.set(), **terms)
             try:
                 grant = _acquire(lease)
             except NotAcquired as refusal:

@@ -38,12 +38,13 @@ OPTIONS = (
         needs_guard=True,
     ),
     RunOption(
-        "--wipe-on-start", bool, "With --guard: release all other leases before the command starts.", default=False,
+        "--wipe-on-start", bool, "With --guard: first release all leases but guards, electors, gates.", default=False,
         needs_guard=True,
     ),
     RunOption(
-        "--holder", str, "Name of the holder. A new run with the same name takes the lease over at once, and the "
-        "earlier run is ended. Default: a unique name of host, pid and a random part.", "LABEL",
+        "--holder", str, "Name of the holder. With the same secret in HOLDFAST_REENTER, a new run with the same name "
+        "takes the lease over at once, and the earlier run is ended. Default: a unique name of host, pid and a random "
+        "part.", "LABEL",
     ),
     RunOption(
         "--at-least", float, "Hold the lease for at least S seconds, even if the command ends sooner. For cron: clocks "

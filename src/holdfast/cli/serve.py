@@ -26,8 +26,13 @@ from holdfast.cli import settings as cli_settings
 @click.option(
     "--entrance", metavar="URL", help="URL under which sandboxes reach a replica. Default: the one that created them."
 )
+@click.option(
+    "--redirect", is_flag=True, help="Redirect requests that another replica has to answer. Default: send them on."
+)
 @click.option("--hosts", metavar="NAME", multiple=True, help="Extra Host header to accept; may be repeated.")
-@click.option("--tokens-file", metavar="FILE", help="File with lines of NAME SCOPE SECRET; SCOPE is read or operate.")
+@click.option(
+    "--tokens-file", metavar="FILE", help="File with lines of NAME SCOPE SECRET; SCOPE: report, read, operate."
+)
 @click.option(
     "--writes", metavar="N", help="Write rate limit per token, in requests per second. Default: 1000; 0: none."
 )
@@ -54,6 +59,7 @@ from holdfast.cli import settings as cli_settings
 @click.option("--transcripts", metavar="PATH", help="Folder from which agents' transcripts are read.")
 @click.option("--agent-config", metavar="PATH", help="Folder of the agents' settings files.")
 @click.option("--summariser", metavar="MODULE:FUNCTION", help="Function that summarises the turns of a command.")
+@click.option("--relay", metavar="NAME=SINK", help="Run this relay of lineage; SINK as in: holdfast relay run.")
 @click.option("--stop-within", metavar="S", help="Maximum time to shut down, in seconds. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 @click.pass_context

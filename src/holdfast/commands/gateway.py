@@ -80,4 +80,4 @@ def _sandboxes(window: Window) -> Iterator[Any]:
 def _has_ended(record: Any, before: datetime) -> bool:
     status = record.payload.get("status", {})
     finished = status.get("details", {}).get("finished_at")
-    return status.get("phase") == "Error" and finished is not None and finished < before.timestamp()
+    return status.get("phase") in ("Completed", "Error") and finished is not None and finished < before.timestamp()

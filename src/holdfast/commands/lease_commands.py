@@ -7,13 +7,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from holdfast import LeaseLost, NotAcquired, PolicyDenied
-from holdfast.commands.execute import BREAK_GLASS, RUNTIME, is_for_break_glass
+from holdfast.commands.execute import BREAK_GLASS, is_for_break_glass
 from holdfast.commands.registry import CommandRefused, CommandUnsettled, Parameter, Steps, Window, command, commands
 
 _POLL_INTERVAL = 0.05
 _GATE = Parameter("name of the gate", maximum=180)
-_OWN_LEASES = (RUNTIME, "@gate:leases")
-"""The leases that the commands of the gate ``leases`` run under."""
+_KEPT_KINDS = ("guard", "elector", "gate")
+"""The kinds of leases that are never wiped."""
 
 
 @command("lease.release", gate="leases", subject="{name}", destructive=True, atomic=True,
@@ -31,21 +31,27 @@ def lease_release(window: Window, *, name: str) -> Steps:
 
 
 @command(
-    "lease.wipe", gate="leases", subject="all but {guard}", destructive=True, atomic=True,
+    "lease.wipe", gate="leases", subject="under {guard}", destructive=True, atomic=True,
     guard=Parameter("name of the guard: holdfast run --guard NAME -- holdfast do lease.wipe NAME"),
     token=Parameter("token that proves that this process holds the guard", option="token", secret="HOLDFAST_TOKEN"),
+    prefix=Parameter("how the names of the leases begin", optional=True),
 )  # fmt: skip
-def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
-    """Release all leases except a guard, with its token."""
+def lease_wipe(window: Window, *, guard: str, token: str, prefix: str | None) -> Steps:
+    """Release leases under a guard, with its token."""
     try:
         grant = window.client.lease(guard).adopt(token)
     except (LeaseLost, ValueError) as error:
         raise CommandRefused(
             f"nothing is wiped: the token does not prove that guard {guard!r} is held: {error}"
         ) from None
-    kept = (guard, *_OWN_LEASES)
-    yield [_describe_release(record) for record in window.client.leases.list() if record.name not in kept]
-    window.client.leases.wipe(grant, keep=_OWN_LEASES)  # proves the guard again, in the statement that wipes
+    if (record := window.client.leases.get(guard)) is None or record.kind != "guard":
+        raise CommandRefused(f"nothing is wiped: lease {guard!r} is not the lease of a guard")
+    yield [
+        _describe_release(record)
+        for record in window.client.leases.list()
+        if record.name.startswith(prefix or "") and record.kind not in _KEPT_KINDS
+    ]
+    window.client.leases.wipe(grant, prefix=prefix or "")  # proves the guard again, in the statement that wipes
 
 
 @command(
@@ -69,12 +75,12 @@ def fence_raise(window: Window, *, above: int | None) -> Steps:
 def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
     """Make the leader stop, so that another replica leads."""
     record = _held_lease(window, name)
-    if not record.info.get("elector"):
+    if record.kind not in ("elector", "relay"):
         raise CommandRefused(
             f"lease {name!r} is not the lease of an elector, so {record.holder} cannot resign: use lease.release"
         )
     yield [f"{record.holder}, which leads {name!r} with fence {record.fence}, stops, and another replica leads"]
-    if not window.client.leases.recall(name, fence=record.fence):
+    if not window.client.leases.recall(name, fence=record.fence, actor=window.actor, reason=window.reason):
         raise CommandRefused(f"{record.holder} no longer leads {name!r}: list the leases and try again")
     deadline = time.monotonic() + wait
     while (current := window.client.leases.get(name)) is not None and current.fence == record.fence:
@@ -123,7 +129,7 @@ def gate_close(window: Window, *, name: str) -> Steps:
     if "for" not in record.info:
         raise PolicyDenied(f"gate {name!r} was opened by {record.holder} for its own work, and closes when that ends")
     yield [f"gate {name!r}, opened by {record.holder}, is closed"]
-    if not window.client.gates.close(name, actor=window.actor, reason=window.reason, entry=window.entry):
+    if not window.client.gates.close(name, actor=window.actor, reason=window.reason):
         raise CommandRefused(f"gate {name!r} is already closed")
 
 

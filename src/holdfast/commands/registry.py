@@ -211,13 +211,15 @@ def commands() -> Mapping[str, Command]:
 def command(
     name: str, /, *, gate: str, subject: str, destructive: bool, atomic: bool = False, **parameters: Parameter
 ) -> Callable[[Callable[..., Steps]], Command]:
-    """Declare a command. Raises ValueError if the name is taken.
+    """Declare a command. Raises ValueError if the name is taken, or has no dot.
 
     The function takes a window and the parameters. It reads, yields the lines that describe the changes, and then makes
     them. The first line of its docstring is the command's summary. ``atomic``: one statement makes the whole change.
     """
     if name in _registry:
         raise ValueError(f"there is already a command {name!r}")
+    if "." not in name:
+        raise ValueError(f"the name of a command must contain a dot, such as 'lease.release', not {name!r}")
 
     def declare(function: Callable[..., Steps]) -> Command:
         summary = (function.__doc__ or "").strip().partition("\n")[0]

@@ -26,8 +26,8 @@ from tests.poor_postgres import SESSION_LOCKS, stub_postgres, tenant
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
     "bloat", "clock", "connection", "connection_check", "connections", "fences", "idle_timeouts", "keepalives",
-    "lock_table", "operation_log", "pooler", "primary", "privileges", "provider", "replica_identity", "schema",
-    "session_locks", "snapshots", "statement_timeouts", "synchronous", "version",
+    "lineage", "lock_table", "operation_log", "pooler", "primary", "privileges", "provider", "replica_identity",
+    "schema", "session_locks", "snapshots", "statement_timeouts", "synchronous", "transactions", "version",
 }  # fmt: skip
 NO_SESSION = {"primary": "fail", "session_locks": "unseen", "keepalives": "unseen", "connection_check": "unseen"}
 """Where nothing can be written."""
@@ -311,7 +311,7 @@ def test_it_reads_well_in_a_pipe_and_on_a_narrow_terminal(postgres_url: str) -> 
     lines = invoke(*words).stdout.splitlines()
     assert len(lines) == len(CHECKS) + 2, "a line a finding, one for the remedy, and the summary"
     assert [line.split()[1] for line in lines if line.startswith("warn ")] == ["keepalives"]
-    assert lines[-1].endswith(": 20 ok, 1 warn")
+    assert lines[-1].endswith(": 22 ok, 1 warn")
     for columns in (40, 30, 20):
         narrow = invoke(*words, COLUMNS=str(columns)).stdout
         assert max(map(len, narrow.splitlines())) <= columns

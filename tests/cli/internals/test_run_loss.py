@@ -420,9 +420,12 @@ def test_a_lease_that_cannot_be_given_back_is_told_while_the_database_does_not_a
 
 
 def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(sqlite_url: str) -> None:
-    with Run(sqlite_url, *LONG, "--holder", "replica-1", before=OFTEN) as first:
+    secret = {"HOLDFAST_REENTER": "our secret"}
+    with Run(sqlite_url, *LONG, "--holder", "replica-1", before=OFTEN, more=secret) as first:
         family = first.pids()
-        with Run(sqlite_url, "--holder", "replica-1") as second:
+        with Run(sqlite_url, "--holder", "replica-1") as stranger:
+            assert stranger.wait() == 75
+        with Run(sqlite_url, "--holder", "replica-1", more=secret) as second:
             second.pids()
             gone(family)
             assert first.wait() in LOST

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.concurrency import StopEvent, Wakeup
-from holdfast.runtime.concurrency_async import AsyncWakeup
+from holdfast.runtime.concurrency_async import AsyncWakeup, call_blocking
 from tests.children import PATIENCE, eventually
 
 
@@ -105,3 +105,24 @@ def test_a_handler_may_set_the_flag_that_its_own_thread_waits_for() -> None:
     looked._flag = True  # type: ignore[attr-defined]
     waits.join(PATIENCE)
     assert not waits.is_alive()
+
+
+async def test_a_cancellation_waits_for_a_blocking_function_that_runs_in_a_thread() -> None:
+    """A relay releases its lease after that: two relays must not write to one file."""
+    begun, may_end = asyncio.Event(), threading.Event()
+    loop, ended = asyncio.get_running_loop(), []
+
+    def publish() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        ended.append(may_end.wait(PATIENCE))
+
+    call = asyncio.create_task(call_blocking(publish))
+    await begun.wait()
+    call.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not call.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert ended == [True]
