@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,7 +17,7 @@ from holdfast.lease.keeper import PURGE_EVERY, Beat, Keeper, KeptLease, keeper_o
 from holdfast.lease.loss import loss_by_others
 from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust
-from holdfast.runtime import telemetry
+from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import CancelScope
 from holdfast.runtime.exit import LOST_STATUS
@@ -27,6 +28,16 @@ log = logger("holdfast.lease")
 _RELEASE_PATIENCE = 5.0
 CLOSE_TIMEOUT = 5.0
 """Seconds for each call that gives a lease back when its client closes."""
+
+_reporting = threading.RLock()
+"""Held while a loss is logged: a process that ends because of the loss waits until the WARNING is written."""
+
+
+@forks.in_child
+def _unlock_reports() -> None:
+    """The thread that held it was not forked."""
+    global _reporting
+    _reporting = threading.RLock()
 
 
 class LeaseGrant:
@@ -329,16 +340,17 @@ class LeaseGrant:
     def _report_end(self, error: HoldfastError | None = None) -> None:
         """Report its end, once: a loss to the log, and every end to telemetry. A lost lease may be released later, too,
         and two threads may notice the loss."""
-        try:
-            since = self._unreported.pop()
-        except IndexError:
-            return
-        if error is not None:
-            what = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
-            log.event(
-                "lease.lost", WARNING, "%(error)s",
-                kind=self._kind, lease=self.name, fence=self.fence, reason=type(error).__name__, error=what,
-            )  # fmt: skip
+        with _reporting:
+            try:
+                since = self._unreported.pop()
+            except IndexError:
+                return
+            if error is not None:
+                what = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
+                log.event(
+                    "lease.lost", WARNING, "%(error)s",
+                    kind=self._kind, lease=self.name, fence=self.fence, reason=type(error).__name__, error=what,
+                )  # fmt: skip
         if not telemetry.listeners:
             return
         if error is not None:

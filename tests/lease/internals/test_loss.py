@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -111,6 +112,42 @@ def test_on_lost_exit_ends_the_process_and_nothing_runs_after(either: str) -> No
         client.leases.force_release("a", **WHY)
         child.expect("<end>")
         assert child.wait() == 70
+
+
+def test_on_lost_exit_waits_for_the_warning_that_another_thread_writes(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call has noticed the loss, and the heartbeat notices it before that call has logged it."""
+    order, reports, exits = [], threading.Event(), threading.Event()
+
+    class Slow(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if record.levelno == logging.WARNING:
+                reports.set()
+                exits.wait(1)
+            order.append(record.levelname)
+            return True
+
+    def end(status: int) -> None:
+        order.append(f"exit {status}")
+        exits.set()
+
+    with holdfast.Client(sqlite_url) as client:
+        grant = client.lease("a", **FAST, on_lost="exit").acquire()
+        error = holdfast.LeaseLost("it expired")
+        slow, logger = Slow(), logging.getLogger("holdfast.lease")
+        logger.addFilter(slow)
+        try:
+            monkeypatch.setattr("holdfast.lease.grant.os._exit", end)
+            caller = threading.Thread(target=grant._report_end, args=(error,))
+            caller.start()
+            assert reports.wait(PATIENCE)
+            grant._lose(error)
+            caller.join()
+        finally:
+            logger.removeFilter(slow)
+            monkeypatch.undo()
+    assert order == ["WARNING", "CRITICAL", "exit 70"]
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine function", "object with async call"])
