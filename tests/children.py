@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from textwrap import dedent
 from types import TracebackType
 from typing import Any, Self
@@ -71,7 +72,15 @@ class Child:
         self.stdin.write(text + "\n")
         self.stdin.flush()
 
+    def signal_anywhere(self, number: signal.Signals) -> None:
+        """To a program that never blocks for long."""
+        self.process.send_signal(number)
+
     def signal(self, number: signal.Signals) -> None:
+        """Python does not notice a signal that arrives just before a blocking call until that call ends, which may be
+        never. So a signal with a handler is sent when the main thread sleeps, which the signal interrupts."""
+        if number in _HANDLED:
+            eventually(lambda: is_asleep(self.pid), "its main thread sleeps")
         self.process.send_signal(number)
 
     def kill(self) -> None:
@@ -95,6 +104,18 @@ class Child:
             self.stdin.close()
         self._reader.join(PATIENCE)
         self._stdout.close()
+
+
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of a process sleeps, or has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state not in ("R", "D")
 
 
 _query_lock = threading.Lock()

@@ -295,7 +295,7 @@ while True:
             with Child(program, either) as child:
                 child.expect("ready")
                 eventually(lambda: client.leases.list(), "it is at work")
-                child.signal(signal.SIGTERM)
+                child.signal_anywhere(signal.SIGTERM)
                 assert child.wait() == -signal.SIGTERM
             eventually(lambda: client.leases.list() == [], "its leases are free")
 
@@ -321,7 +321,7 @@ def test_a_second_signal_does_not_wait_for_the_release(postgres_url: str) -> Non
 
 
 def _send_again(child: Child) -> bool:
-    child.signal(signal.SIGTERM)
+    child.signal_anywhere(signal.SIGTERM)
     return child.process.poll() is not None
 
 

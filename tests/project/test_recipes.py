@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from holdfast.cli.run_options import parse
-from tests.children import NONE, PATIENCE, eventually, query, rows
+from tests.children import NONE, PATIENCE, eventually, is_asleep, query, rows
 from tests.cli.command import ROOT, SCRIPT, environment
 from tests.project.test_readme import blocks, for_postgres
 
@@ -140,6 +140,7 @@ def test_a_plain_lease_is_released_on_sigterm_only_if_the_client_is_to(
     save("terminated.py", code)
     child = start(sys.executable, "terminated.py")
     assert line_of(child) == "importing\n"
+    eventually(lambda: is_asleep(child.pid), "it works")
     child.send_signal(signal.SIGTERM)
     assert child.wait(PATIENCE) == -signal.SIGTERM
     assert rows(database) == (NONE if handled else {"lease": 1, "beat": 1})

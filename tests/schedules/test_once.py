@@ -122,9 +122,14 @@ def test_a_command_with_another_timetable_runs_for_the_slot_that_is_due(either: 
         client.migrate()
         assert call(*at(either, "once", "backup", *DAY, "--", "echo", "daily")).stdout == "daily\n"
         frequent = ("once", "backup", "--every", "0.1s", "--", "echo", "frequent")
-        assert call(*at(either, *frequent)).stdout == "frequent\n"
+
+        def runs_frequently() -> bool:
+            """On a slow machine more than one slot falls due in one call."""
+            return set(call(*at(either, *frequent)).stdout.splitlines()) == {"frequent"}
+
+        assert runs_frequently()
         assert client.schedules.list()[0].every == "0.1 s"
-        assert call(*at(either, *frequent)).stdout == "frequent\n"
+        eventually(runs_frequently, "a later slot is due")
 
 
 def is_alive(pid: int) -> bool:
