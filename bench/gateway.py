@@ -11,12 +11,14 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any, NamedTuple, Self
 
 from bench.measure import Result, unpinned
 from bench.place import Place
+from holdfast.cli.child import die_with
 
 CLIENTS = (1, 8, 32)
 REPLICAS = (1, 3)
@@ -168,6 +170,7 @@ def _serving(name: str, folder: Path, environment: Mapping[str, str], words: tup
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
             cwd=folder, env=environment, start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - it only calls prctl
         )  # fmt: skip
     assert process.stdout is not None
     try:
