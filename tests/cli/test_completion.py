@@ -132,7 +132,7 @@ def test_reviews_relays_electors_and_sessions_are_completed(sqlite_url: str) -> 
         client.relay("catalogue", _Sink()).step()
         labels = {"state": "ACTIVE"}
         payload = {"state": "ACTIVE", "pool": "gpu", "slot": 2}
-        client.objects.put_if("session", "s-1", payload, holdfast.MustCreate(), labels=labels)
+        client.objects.put_if("@session", "s-1", payload, holdfast.MustCreate(), labels=labels)
         for number in (1, 2):
             for error in (RuntimeError, holdfast.OperationFailed):  # the second finds no attempts left
                 with pytest.raises(error):

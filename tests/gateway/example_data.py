@@ -100,10 +100,10 @@ def _records(client: holdfast.Client, mark: str) -> None:
         ready = {"type": "Ready", "status": phase == "Ready", "reason": "", "message": told}
         status = {"phase": phase, "conditions": [ready]}
         payload = {"spec": {"command": ["sleep", mark]}, "status": status, "token": "tell-nobody"}
-        client.objects.put_if("sandbox", f"sb-{number}", payload, create, name=f"web-{number}{mark}")
+        client.objects.put_if("@sandbox", f"sb-{number}", payload, create, name=f"web-{number}{mark}")
     for number, state in enumerate(("idle", "working", f"odd{mark}")):
         payload = {"state": state, "tool": f"Bash{mark}", "token": "tell-nobody"}
-        client.objects.put_if("agent", f"agent-{number}", payload, create, name=f"agent-{number}{mark}")
+        client.objects.put_if("@agent", f"agent-{number}", payload, create, name=f"agent-{number}{mark}")
     for number in (1, 2, 3):
         payload = {"state": "ACTIVE", "pool": "default", "slot": number, "token": "tell-nobody"}
-        client.objects.put_if("session", f"session-{number}", payload, create)
+        client.objects.put_if("@session", f"session-{number}", payload, create)

@@ -58,7 +58,7 @@ class LocalReplica:
 
     async def amend(self, number: int = 1, **changes: Any) -> None:
         """Change the record directly, as another replica might."""
-        await self.other.objects.update("agent", records.key(number), lambda record: {**record.payload, **changes})
+        await self.other.objects.update("@agent", records.key(number), lambda record: {**record.payload, **changes})
 
 
 @asynccontextmanager

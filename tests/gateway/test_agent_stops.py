@@ -29,9 +29,9 @@ async def test_a_deferred_stop_sleeps_without_the_lock(local: LocalReplica) -> N
 async def test_a_deferred_stop_that_comes_second_does_nothing(local: LocalReplica) -> None:
     due = await stopped(local)
     await local.send_hooks("session-end")
-    before = await local.other.objects.get("agent", records.key(1))
+    before = await local.other.objects.get("@agent", records.key(1))
     assert await hooks.stop(local.gateway, due) == "nothing"
-    assert await local.other.objects.get("agent", records.key(1)) == before
+    assert await local.other.objects.get("@agent", records.key(1)) == before
     assert await local.commands() == [("complete", "session-end")]
 
 

@@ -98,7 +98,7 @@ async def test_a_summary_that_was_made_between_our_look_and_our_lock_is_returned
     async def look(gateway: Gateway, id: str) -> dict[str, Any] | None:
         stored = await read(gateway, id)
         if next(looks) == 0:
-            await local.other.objects.put_if("summary", records.key(1, 1), theirs, holdfast.MustCreate())
+            await local.other.objects.put_if("@summary", records.key(1, 1), theirs, holdfast.MustCreate())
         return stored
 
     monkeypatch.setattr(summaries, "_stored", look)

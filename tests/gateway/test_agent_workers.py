@@ -147,11 +147,11 @@ async def test_a_worker_has_one_agent_at_a_time_and_reads_it_anew(local: LocalRe
 async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_those_of_last_week(
     local: LocalReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = await local.other.objects.put_if("sandbox", "sb-1", {}, holdfast.MustCreate())
+    box = await local.other.objects.put_if("@sandbox", "sb-1", {}, holdfast.MustCreate())
     await local.http.post("/agents", json={"cwd": "/srv/app", "sandbox": "sb-1"})
     await local.send_hooks("user-prompt-submit", cwd="/srv/app")
     assert (await workers.sweep(local.gateway, workers.REAPER)).done == []
-    await local.other.objects.delete_if("sandbox", "sb-1", box.version)
+    await local.other.objects.delete_if("@sandbox", "sb-1", box.version)
     assert (await workers.sweep(local.gateway, workers.REAPER)).done == [1]
     assert (await local.get("/agents/1"))["ended_why"] == "its sandbox sb-1 is gone"
     with monkeypatch.context() as patch:  # there may be very many that ended within a week
@@ -161,15 +161,15 @@ async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_tho
     await local.amend(ended_at=time.time() - worker_rules.KEEP - 1)
     assert (await workers.sweep(local.gateway, workers.REAPER)).done == [1]
     assert (await local.http.get("/agents/1")).status_code == 404
-    for kind in ("agent", "command", "turn", "summary"):
+    for kind in ("@agent", "@command", "@turn", "@summary"):
         assert await local.other.objects.list(kind) == []
 
 
 async def test_an_announced_agent_that_ended_without_a_session_gives_its_folder_back(local: LocalReplica) -> None:
     """Else the next session there would be its own, and ended with it; and nobody could announce another for a week."""
-    box = await local.other.objects.put_if("sandbox", "sb-1", {}, holdfast.MustCreate())
+    box = await local.other.objects.put_if("@sandbox", "sb-1", {}, holdfast.MustCreate())
     await local.http.post("/agents", json={"cwd": "/srv/app", "sandbox": "sb-1"})
-    await local.other.objects.delete_if("sandbox", "sb-1", box.version)
+    await local.other.objects.delete_if("@sandbox", "sb-1", box.version)
     assert (await workers.sweep(local.gateway, workers.REAPER)).done == [1]
     assert (await local.http.post("/agents", json={"cwd": "/srv/app"})).status_code == 201
     assert (await local.send_hooks("user-prompt-submit", cwd="/srv/app"))["agent"] == 2

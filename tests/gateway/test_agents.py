@@ -106,16 +106,16 @@ async def test_a_hook_is_whole_although_its_replica_fails_in_the_midst_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(records, "_write", fails)
         assert (await local.hook("user-prompt-submit")).status_code == 503
-    assert await local.other.objects.list("turn") == []
+    assert await local.other.objects.list("@turn") == []
     assert (await local.get("/agents/1/turns"))["turns"][0]["text"] == SAID["prompt"], "it is committed, and seen"
     assert (await workers.sweep(local.gateway, workers.WATCHDOG)).done == [1]
-    assert [len(await local.other.objects.list(kind)) for kind in ("turn", "command")] == [1, 1]
+    assert [len(await local.other.objects.list(kind)) for kind in ("@turn", "@command")] == [1, 1]
     with monkeypatch.context() as patch:
         patch.setattr(records, "_write", fails)
         assert (await local.hook("session-end")).status_code == 503
     assert await local.commands() == [("interrupted", "session-end")]
     await local.send_hooks("session-start")
-    assert (await local.other.objects.list("command"))[0].payload["status"] == "interrupted", (
+    assert (await local.other.objects.list("@command"))[0].payload["status"] == "interrupted", (
         "the next one has mended it"
     )
 

@@ -138,7 +138,7 @@ async def pid_of(gateway: Gateway, id: str) -> int:
 async def phase_is(gateway: Gateway, id: str, phase: str | None) -> Any:
     async with asyncio.timeout(PATIENCE):
         while True:
-            record = await gateway.client.objects.get("sandbox", id)
+            record = await gateway.client.objects.get("@sandbox", id)
             if (record and record.payload.get("status", {}).get("phase")) == phase:
                 return record
             await asyncio.sleep(0.01)
@@ -152,12 +152,12 @@ async def test_a_crash_between_record_and_driver_comes_to_a_running_sandbox(
     gateway: Gateway = complete.state.gateway
     given = new(argv=["sleep", "1000"], grace=0.1, supervised=supervised)
     payload = new_payload(given, gateway.address, "lost with its replica" if supervised else None)
-    await gateway.client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
+    await gateway.client.objects.put_if("@sandbox", "web", payload, holdfast.MustCreate())
     record = await phase_is(gateway, "web", "Provisioning" if supervised else "Ready")
     pid = await pid_of(gateway, "web")
     assert runs(pid)
     assert len(record.payload["tokens"]) == (2 if supervised else 0)
-    await gateway.client.objects.update("sandbox", "web", lambda found: to_be_deleted(found.payload))
+    await gateway.client.objects.update("@sandbox", "web", lambda found: to_be_deleted(found.payload))
     await phase_is(gateway, "web", None)
     assert await gateway.driver.get("web") is None
     assert not runs(pid)

@@ -103,7 +103,7 @@ async def test_whoever_changes_whatever_is_there_is_not_told_that_somebody_was_f
 
         async def late(*given: Any, put_if: Any = put_if, **more: Any) -> Any:
             monkeypatch.undo()
-            await objects.update("sandbox", "web", lambda record: {**record.payload, "metadata": {"by": "another"}})
+            await objects.update("@sandbox", "web", lambda record: {**record.payload, "metadata": {"by": "another"}})
             return await put_if(*given, **more)
 
         known = (await http.get("/sandboxes/web")).headers["etag"]
@@ -151,7 +151,7 @@ async def test_what_could_not_be_told_again_spoils_no_list(http: httpx.AsyncClie
 async def test_a_sandbox_is_told_of_an_entrance_that_outlives_the_replica_that_made_it(serving: Serving) -> None:
     async with serving(entrance="http://gw", advertise="http://10.0.0.7:7411") as http:
         await http.post("/sandboxes", json={**NEW, "id": "web"})
-        record = await http.app.state.gateway.client.objects.get("sandbox", "web")  # type: ignore[attr-defined]
+        record = await http.app.state.gateway.client.objects.get("@sandbox", "web")  # type: ignore[attr-defined]
         assert record.payload["gateway"] == "http://gw"
 
 
@@ -227,7 +227,7 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
     with holdfast.Client(url) as client:
         payload = new_payload(new(argv=["true"], supervised=True), "http://here", "its own")
         assert "its own" not in str(payload)
-        client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
+        client.objects.put_if("@sandbox", "web", payload, holdfast.MustCreate())
     with TestClient(create_app(settings), base_url="http://localhost") as http:
         assert http.get("/sandboxes/web").status_code == 401
         for token in ("a-secret-of-operators", ""):

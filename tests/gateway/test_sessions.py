@@ -175,7 +175,7 @@ async def test_what_is_in_use_is_what_sessions_and_leases_agree_upon(gateway: Ga
     assert ours.invariant_violation_total["unclaimed_lease"] >= 1
     assert holdfast.telemetry.readings()["slots_in_use"] == 3
     ended = await claimed(http)
-    record = await gateway.client.objects.get("session", ended["id"])
+    record = await gateway.client.objects.get("@session", ended["id"])
     assert record is not None
     await sessions._record_end(gateway, record, "STOPPED", "")  # and the replica died before it gave the slot back
     await sessions.reconcile(gateway)

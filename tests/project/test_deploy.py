@@ -160,33 +160,53 @@ def test_the_role_that_migrates_is_not_the_one_of_the_gateway() -> None:
     assert keys == ["owner-url", "url"]
 
 
-def test_the_role_of_compose_is_not_a_superuser(postgres_url: str, tmp_path: Path) -> None:
-    """Runs the script of the database's container on a real server."""
-    (tmp_path / "password").write_text("it's a secret\n")
-    script = (DEPLOY / "compose-database.sh").read_text(encoding="utf-8")
+def test_the_roles_of_compose_are_no_superusers_and_that_of_the_gateway_owns_nothing(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Runs the scripts of the containers for database and grants on a real server."""
+    for role in ("owner", "gateway"):
+        (tmp_path / role).write_text(f"it's a secret of {role}\n")
     name = f"compose_{os.getpid()}"
-    script = script.replace("role holdfast", f"role {name}").replace(
-        "database holdfast owner holdfast", f"database {name} owner {name}"
-    )
+
+    def renamed(file: str) -> str:
+        text = (DEPLOY / file).read_text(encoding="utf-8")
+        text = text.replace("role holdfast", f"role {name}")
+        text = text.replace("database holdfast owner holdfast", f"database {name} owner {name}")
+        return re.sub(r"\b(role|to) (worker|operator|gateway)\b", rf"\1 {name}_\2", text)
+
     address = psycopg.conninfo.conninfo_to_dict(postgres_url)
     variables = {f"PG{key.upper()}": str(value) for key, value in address.items() if key in ("host", "port", "user")}
     _, programs = max(available().items())
     try:
         subprocess.run(
-            ["/bin/sh", "-c", script], check=True, timeout=60,
-            env=variables | {"PATH": f"{programs}:/usr/bin:/bin", "HOLDFAST_PASSWORD_FILE": f"{tmp_path}/password"},
+            ["/bin/sh", "-c", renamed("compose-database.sh")], check=True, timeout=60,
+            env=variables | {
+                "PATH": f"{programs}:/usr/bin:/bin", "HOLDFAST_OWNER_PASSWORD_FILE": f"{tmp_path}/owner",
+                "HOLDFAST_GATEWAY_PASSWORD_FILE": f"{tmp_path}/gateway",
+            },
         )  # fmt: skip
-        [row] = query(
-            postgres_url, "select rolsuper, rolcreaterole, rolcanlogin from pg_roles where rolname = %s", name
+        rows = query(
+            postgres_url,
+            "select rolname, rolsuper, rolcreaterole, rolcanlogin from pg_roles where rolname like %s order by 1",
+            f"{name}%",
         )
-        assert row == (False, False, True)
-        own = f"postgresql://{name}:it's%20a%20secret@{address['host']}:{address['port']}/{name}"
-        with holdfast.Client(own) as client:
+        may_log_in = {"": True, "_gateway": True, "_operator": False, "_worker": False}
+        assert rows == [(f"{name}{role}", False, False, can) for role, can in may_log_in.items()]
+        place = f"{address['host']}:{address['port']}/{name}"
+        owner = f"postgresql://{name}:it's%20a%20secret%20of%20owner@{place}"
+        with holdfast.Client(owner) as client:
             client.migrate()
+        for _ in range(2):
+            with psycopg.connect(owner, autocommit=True) as session:
+                session.execute(renamed("roles.sql").encode())
+        with holdfast.Client(f"postgresql://{name}_gateway:it's%20a%20secret%20of%20gateway@{place}") as client:
+            assert client.objects.list("@sandbox") == []
+            assert client.audit.list() == []
     finally:
         with psycopg.connect(postgres_url, autocommit=True) as superuser:
             superuser.execute(f"drop database if exists {name}")
-            superuser.execute(f"drop role if exists {name}")
+            for role in ("_gateway", "_operator", "_worker", ""):
+                superuser.execute(f"drop role if exists {name}{role}")
 
 
 def test_the_driver_is_where_the_replicas_look_for_it() -> None:

@@ -186,7 +186,7 @@ def relays(client: Client, _: click.Context) -> Values:
 @_completes
 def sessions(client: Client, _: click.Context) -> Values:
     """The gateway's sessions that have not ended."""
-    records = client.objects.list("session", labels={"state": "ACTIVE"})
+    records = client.objects.list("@session", labels={"state": "ACTIVE"})
     return [(record.id, f"slot {record.payload['slot']} of pool {record.payload['pool']}") for record in records]
 
 

@@ -31,7 +31,7 @@ def ended(payload: Mapping[str, Any], state: str, reason: str) -> dict[str, Any]
 @command("session.cancel", gate="sessions", subject="session {id}", destructive=True, id=Parameter("id of the session"))
 def session_cancel(window: Window, *, id: str) -> Steps:
     """End an active session and free its slot."""
-    record = window.client.objects.get("session", id)
+    record = window.client.objects.get("@session", id)
     if record is None:
         raise CommandRefused(f"there is no session {id!r}")
     session = record.payload
@@ -40,7 +40,7 @@ def session_cancel(window: Window, *, id: str) -> Steps:
     yield [f"session {id!r} is cancelled, and slot {session['slot']} of pool {session['pool']!r} is freed"]
     try:
         window.client.objects.put_if(
-            "session", id, ended(session, "CANCELLED", window.reason), MatchVersion(record.version),
+            "@session", id, ended(session, "CANCELLED", window.reason), MatchVersion(record.version),
             labels={**record.labels, "state": "CANCELLED"},
         )  # fmt: skip
     except Conflict:
@@ -64,7 +64,7 @@ def sandbox_prune(window: Window, *, older: float) -> Steps:
     for record in records:
         try:
             window.client.objects.put_if(
-                "sandbox", record.id, to_be_deleted(record.payload), MatchVersion(record.version)
+                "@sandbox", record.id, to_be_deleted(record.payload), MatchVersion(record.version)
             )
         except Conflict:  # it was changed since the plan, and may be running again
             continue
@@ -72,7 +72,7 @@ def sandbox_prune(window: Window, *, older: float) -> Steps:
 
 def _sandboxes(window: Window) -> Iterator[Any]:
     after: str | None = None
-    while page := window.client.objects.list("sandbox", after=after, limit=_PAGE):
+    while page := window.client.objects.list("@sandbox", after=after, limit=_PAGE):
         yield from page
         after = page[-1].id
 

@@ -1,7 +1,7 @@
-"""Which SQL functions are for operators only, and the advice for a role that lacks a privilege.
+"""Which SQL functions are for operators or gateways only, and the advice for a role that lacks a privilege.
 
-This is the one list: the doctor checks by it, the docs page on roles grants by it, and a test compares the two. All
-other functions are for every role that may use the schema.
+These are the only lists: the doctor checks by them, the docs page on roles grants by them, and a test compares them.
+All other functions are for every role that may use the schema.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ FOR_OPERATORS = frozenset(
     }
 )  # fmt: skip
 """What changes the leases, locks or operations of others without their token, the audit of that, and gates."""
+FOR_GATEWAYS = frozenset({"peer_announce", "peer_find"})
+"""What replicas of the gateway call. A role that may execute the first also reads and writes objects of types @…"""
 
 
 SESSION_LOCKS = tuple(
@@ -45,9 +47,9 @@ def remedy(schema: str, refusal: str, context: str = "") -> str:
     ``context``: where it happened, as the server reports it. holdfast's SQL functions run with the rights of their
     owner, so that what they are refused has to be granted to the owner.
     """
-    named = sorted(FOR_OPERATORS.intersection(re.findall(r"\w+", refusal)))
-    if named:
-        return f"That is for operators: GRANT EXECUTE ON FUNCTION {schema}.{named[0]} TO …"
+    for purpose, functions in (("operators", FOR_OPERATORS), ("gateways", FOR_GATEWAYS)):
+        if named := sorted(functions.intersection(re.findall(r"\w+", refusal))):
+            return f"That is for {purpose}: GRANT EXECUTE ON FUNCTION {schema}.{named[0]} TO …"
     kind, name = _object(refusal)
     if kind == "schema" and name != schema:
         return f"The role needs: GRANT USAGE ON SCHEMA {name} TO …"

@@ -28,8 +28,8 @@ _ABSENT = frozenset({"3F000", "42P01"})
 _COUNTED = 10_000
 """Rows of the log that are counted at most."""
 _STATEMENTS = (
-    "provider", "settings", "locks", "connections", "replicas", "snapshots", "transactions", "functions", "tables",
-    "fences",
+    "provider", "settings", "locks", "connections", "replicas", "snapshots", "transactions", "functions", "gateways",
+    "holders", "tables", "fences",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.database.privileges import FOR_OPERATORS, SESSION_LOCKS
+from holdfast.database.privileges import FOR_GATEWAYS, FOR_OPERATORS, SESSION_LOCKS
 from holdfast.doctor.findings import (
     Check,
     Facts,
@@ -49,6 +49,11 @@ _PROVIDERS = {
     "supabase_admin": "Supabase: connect directly or to port 5432 for locks; port 6543 shares sessions",
 }
 """What to know of a provider, by the role of its administrators."""
+REPLICA = "gateway:replica:"
+"""Prefix of the lease that every replica of the gateway holds."""
+COMMON_KINDS = ("plain", "guard", "elector")
+"""Kinds of the leases of services. An operator holds others for a moment, perhaps with the role of the gateway."""
+_SEE_ROLES = "See docs/howto/roles-and-poolers.md."
 _SERVER_KEEPALIVES = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
 _IDLE_TIMEOUTS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
 
@@ -358,14 +363,49 @@ def privileges(facts: Facts) -> Verdict:
     if not about["there"]:
         raise Unseen("there is no schema to have privileges in")
     denied = sorted({function["name"] for function in rows(facts, "examine_functions") if not function["may"]})
-    missing = [name for name in denied if name not in FOR_OPERATORS]
+    missing = [name for name in denied if name not in FOR_OPERATORS | FOR_GATEWAYS]
     if not about["usage"]:
         return fail(f"role {role!r} has no USAGE on schema {schema!r}", _grants(schema, role, missing))
     if missing:
         return fail(f"role {role!r} may not execute {', '.join(missing)}", _grants(schema, role, missing))
-    if denied:
-        return ok(f"role {role!r} is a worker, and leaves {', '.join(denied)} to operators")
-    return ok(f"role {role!r} may execute every function, also those for operators")
+    for purpose, functions in (("operators", FOR_OPERATORS), ("gateways", FOR_GATEWAYS)):
+        if others := [name for name in denied if name in functions]:
+            kind = "a worker" if purpose == "operators" else "an operator"
+            return ok(f"role {role!r} is {kind}, and leaves {', '.join(others)} to {purpose}")
+    return ok(f"role {role!r} may execute every function, also those for operators and gateways")
+
+
+def gateway_role(facts: Facts) -> Verdict:
+    """Whether the role that runs a gateway is used by nothing else, and no other role may do what it may."""
+    able = [gateway["role"] for gateway in rows(facts, "examine_gateways")]
+    leases = rows(facts, "examine_holders")
+    replicas = {(lease["host"], lease["pid"]): lease["role"] for lease in leases if lease["name"].startswith(REPLICA)}
+    running = sorted(set(replicas.values()))
+    schema = row(facts, "expected")["schema"]
+    for lease in leases:
+        if lease["role"] in running and (lease["host"], lease["pid"]) not in replicas and lease["kind"] in COMMON_KINDS:
+            process = f"{lease['host']}:{lease['pid']}" if lease["pid"] else "a process without a name"
+            return warn(
+                f"role {lease['role']!r} runs a gateway, and {process} holds lease {lease['name']!r} with it",
+                "Give the gateway a role of its own: with this one a service may run programs and read secrets. "
+                f"{_SEE_ROLES}",
+            )
+    if running and (broad := sorted(set(running) - set(able))):
+        return warn(
+            f"a gateway runs with role {broad[0]!r}, which is a superuser or owns the tables",
+            f"Give the gateway a role of its own. {_SEE_ROLES}",
+        )
+    others = sorted(set(able) - set(running)) if running else able[1:]
+    if others:
+        functions = ", ".join(f"{schema}.{name}" for name in sorted(FOR_GATEWAYS))
+        return warn(
+            f"{len(able)} roles may do what a gateway may: {', '.join(able)}",
+            f"REVOKE EXECUTE ON FUNCTION {functions} FROM those that are not the gateway's ({', '.join(others)}): they "
+            f"may run programs with its driver. {_SEE_ROLES}",
+        )
+    if able:
+        return ok(f"only role {able[0]!r} may do what a gateway may")
+    return ok("no role but the owner of the tables may do what a gateway may")
 
 
 def bloat(facts: Facts) -> Verdict:
@@ -446,6 +486,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("schema", schema_version),
     ("fences", fences),
     ("privileges", privileges),
+    ("gateway_role", gateway_role),
     ("bloat", bloat),
     ("replica_identity", replica_identity),
     ("operation_log", operation_log),

@@ -64,6 +64,16 @@ select 'session ' || a.pid || coalesce(' (' || a.usename || coalesce(', ' || nul
 select p.proname::text as name, bool_and(has_function_privilege(p.oid, 'execute')) as may from pg_proc p
  where p.pronamespace = to_regnamespace(:schema)::oid and p.proname = any (string_to_array(:names, ' ')) group by 1
 
+-- name: examine_gateways
+-- The roles that may do what a gateway may, without superusers and those that own the functions.
+select r.rolname::text as role from pg_roles r cross join pg_proc p
+ where p.pronamespace = to_regnamespace(:schema)::oid and p.proname = 'peer_announce' and r.rolcanlogin and not r.rolsuper
+   and has_function_privilege(r.oid, p.oid, 'execute') and not pg_has_role(r.oid, p.proowner, 'usage')
+ order by 1
+
+-- name: examine_holders
+select name, kind, role, host, pid from holdfast.lease_list()
+
 -- name: examine_tables
 select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_dead_tup, 0) as dead,
        extract(epoch from s.last_autovacuum)::double precision as vacuumed,

@@ -86,6 +86,7 @@ async def _open_gateway(settings: Settings, replica: str, stack: AsyncExitStack)
     driver = holdfast.reconciler.AsyncProcessDriver(address)
     client = await stack.enter_async_context(holdfast.AsyncClient(settings.url, schema=settings.schema))
     await client.leases.list()  # SQLite migrates itself here; PostgreSQL raises SchemaMismatch with the command to run
+    await client.objects.get("@gateway", "installation")  # refused to a role that is no gateway's
     listens_at = settings.advertise or _advertised_address(settings)
     peers = Peers(client, listens_at, health.PRESENCE, single=settings.single)
     return Gateway(settings, client, driver, replica, listens_at, peers, loops)

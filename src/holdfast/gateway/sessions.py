@@ -24,7 +24,7 @@ from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import documented
 from holdfast.problem_json import Problem
 
-TYPE = "session"
+TYPE = "@session"
 KEEP = timedelta(days=7)
 """How long the record of an ended session is kept: until then it answers 410, later 404."""
 _PAGE = 1000

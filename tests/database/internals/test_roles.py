@@ -15,12 +15,13 @@ from psycopg.errors import InsufficientPrivilege
 
 import holdfast
 from holdfast import commands as operator
-from holdfast.database.privileges import FOR_OPERATORS
+from holdfast.database.privileges import FOR_GATEWAYS, FOR_OPERATORS
 from holdfast.database.statements import statements
 from holdfast.testing import available
 from holdfast.testing.server import until
 from tests.cli.command import columns_of, printed
 from tests.conftest import MAJORS, NEWEST, fresh, server
+from tests.gateway.local_replica import open_local_replica
 from tests.lineage.recording_sink import RecordingSink
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/howto/roles-and-poolers.md").read_text(encoding="utf-8")
@@ -31,6 +32,7 @@ FOR_PSQL_OPERATORS = {"gate_open", "gate_close"}
 """Functions that no statement of ours calls, for other languages."""
 CALLED_BY_FUNCTIONS = {"audit_stands"}
 """Of those that run with the rights of the caller."""
+GRANTS = Path(__file__).resolve().parents[3] / "deploy/roles.sql"
 JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
 
 
@@ -48,9 +50,14 @@ def urls(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     try:
         yield url.replace("postgres@", "worker@"), url.replace("postgres@", "operator@")
     finally:
-        for role in ("operator", "worker"):
+        for role in ("gateway", "operator", "worker"):
             server(major).execute(f"drop owned by {role}", dbname=name)
             server(major).execute(f"drop role {role}")
+
+
+def of_gateway(urls: tuple[str, str]) -> str:
+    """The same database as the page's gateway sees it."""
+    return urls[0].replace("worker@", "gateway@")
 
 
 @pytest.fixture
@@ -77,13 +84,14 @@ def may(connection: psycopg.Connection[Any]) -> set[str]:
     return {name for (name,) in connection.execute(asked)}
 
 
-def test_the_page_grants_every_function_that_is_called_and_those_for_operators_to_operators_alone() -> None:
-    """A function that is added is granted by the page, to one of the two, or this fails."""
+def test_the_page_grants_every_function_that_is_called_to_the_role_that_it_is_for() -> None:
+    """A function that is added is granted by the page, to one of the three, or this fails."""
     texts = [each.sql for each in statements("postgres").values()]
     called = {*re.findall(r"\bholdfast\.(\w+)\(", "".join(texts)), *CALLED_BY_FUNCTIONS}
     assert called | FOR_PSQL_OPERATORS >= FOR_OPERATORS
     assert granted("operator") == FOR_OPERATORS
-    assert granted("worker") == called - FOR_OPERATORS | FOR_PSQL
+    assert granted("gateway") == FOR_GATEWAYS
+    assert granted("worker") == called - FOR_OPERATORS - FOR_GATEWAYS | FOR_PSQL
 
 
 def test_a_worker_does_all_of_its_work(urls: tuple[str, str], worker: holdfast.Client) -> None:
@@ -212,11 +220,100 @@ def test_an_operator_may_what_a_worker_may_and_the_rest(urls: tuple[str, str], w
             assert boss.operation("once").run(lambda: 1).result == 1
 
 
-def test_the_doctor_is_content_with_both(urls: tuple[str, str]) -> None:
-    for url, words in zip(urls, ("is a worker, and leaves audit_begin, ", "also those for operators"), strict=True):
+def test_the_doctor_is_content_with_all_three(urls: tuple[str, str]) -> None:
+    for url, words in (
+        (urls[0], "is a worker, and leaves audit_begin, "),
+        (urls[1], "is an operator, and leaves peer_announce, peer_find to gateways"),
+        (of_gateway(urls), "also those for operators and gateways"),
+    ):
         with holdfast.Client(url) as client:
-            [found] = [each for each in client.doctor().findings if each.check == "privileges"]
-            assert (found.status, words in found.found) == ("ok", True), found
+            [finding] = [each for each in client.doctor().findings if each.check == "privileges"]
+            assert (finding.status, words in finding.found) == ("ok", True), finding
+
+
+def test_the_doctor_finds_a_role_that_is_not_the_gateways_alone(urls: tuple[str, str], worker: holdfast.Client) -> None:
+    def finding() -> tuple[str, str]:
+        [one] = [each for each in worker.doctor().findings if each.check == "gateway_role"]
+        return one.status, one.found
+
+    assert finding() == ("ok", "only role 'gateway' may do what a gateway may")
+    with closing(psycopg.connect(of_gateway(urls), autocommit=True)) as gateway:
+        replica = '{"host": "gw-1", "pid": 7}'
+        acquire = "select from holdfast.lease_acquire(%s, 'gw-1', 600, process => %s)"
+        gateway.execute(acquire, ["gateway:replica:gw-1", replica])
+        gateway.execute(acquire, ["gateway:reconciler", replica])
+        assert finding()[0] == "ok"
+        gateway.execute(acquire, ["nightly-import", '{"host": "web-1", "pid": 8}'])
+        shared = "role 'gateway' runs a gateway, and web-1:8 holds lease 'nightly-import' with it"
+        assert finding() == ("warn", shared)
+    with psycopg.connect(of_gateway(urls).replace("gateway@", "postgres@"), autocommit=True) as owner:
+        owner.execute("select holdfast.lease_force_release('nightly-import', 'jane', 'why')")
+        owner.execute("grant execute on function holdfast.peer_announce to worker")
+    assert finding() == ("warn", "3 roles may do what a gateway may: gateway, operator, worker")
+
+
+HOSTILE = """select status from holdfast.object_put_if(
+    '@sandbox', 'evil', '{"spec": {"argv": ["sh", "-c", "id >owned"]}}', 0)"""
+
+
+def test_only_a_gateway_writes_and_reads_what_its_driver_runs(urls: tuple[str, str]) -> None:
+    """Every function of objects, past the library; EXECUTE on all of them gives nothing."""
+    with (
+        psycopg.connect(urls[0], autocommit=True) as plain,
+        psycopg.connect(urls[1], autocommit=True) as boss,
+        psycopg.connect(of_gateway(urls), autocommit=True) as gateway,
+    ):
+        for session in (plain, boss):
+            for call in (
+                HOSTILE, HOSTILE.replace(", 0)", ", -1)"),
+                "select holdfast.object_swap('@sandbox', 'a', '{}', 1, null, false, null, null)",
+                "select holdfast.object_swap('@sandbox', 'a', '{}', 1, null, true, null, null)",
+                "select holdfast.object_delete_if('@sandbox', 'a', 1)",
+                "select holdfast.object_get('@session', 'ses-1')",
+                "select holdfast.object_get_by_name('@agent', 'session:1')",
+                "select holdfast.object_list('@session')",
+                "set role worker; select holdfast.object_list('@session')",
+            ):  # fmt: skip
+                with pytest.raises(InsufficientPrivilege, match="permission denied for objects of type '@"):
+                    session.execute(call.encode())
+        assert gateway.execute(HOSTILE.encode()).fetchone() == ("done",)
+        [(version,)] = gateway.execute("select version from holdfast.object_list('@sandbox')").fetchall()
+        swap = "select status, version from holdfast.object_swap('@sandbox', 'evil', '{}', %s, null, false, null, null)"
+        [(status, version)] = gateway.execute(swap, [version]).fetchall()
+        assert status == "done"
+        assert gateway.execute("select body from holdfast.object_get('@sandbox', 'evil')").fetchone() == ("{}",)
+        delete = "select status from holdfast.object_delete_if('@sandbox', 'evil', %s)"
+        assert gateway.execute(delete, [version]).fetchone() == ("done",)
+    with holdfast.Client(urls[0]) as client, pytest.raises(holdfast.Refused) as refusal:
+        client.objects.list("@sandbox")
+    assert "That is for gateways: GRANT EXECUTE ON FUNCTION holdfast.peer_announce TO …" in str(refusal.value)
+
+
+async def test_a_gateway_does_all_of_its_work_with_its_role_and_does_not_start_with_another(
+    urls: tuple[str, str], tmp_path: Path
+) -> None:
+    async with open_local_replica(of_gateway(urls), tmp_path) as local:
+        session = await local.http.post("/sessions", json={"pool": "default"})
+        assert session.status_code == 201, session.text
+        assert (await local.http.post(f"/sessions/{session.json()['id']}/heartbeat")).status_code == 200
+        assert (await local.send_hooks("session-start", "user-prompt-submit", "stop"))["agent"] == 1
+        made = await local.http.post("/sandboxes", json={"argv": ["true"]})
+        assert made.status_code == 201, made.text
+        cancelled = await local.http.post(
+            "/api/commands/session.cancel",
+            json={"actor": "jane", "reason": "why", "parameters": {"id": session.json()["id"]}},
+        )
+        assert cancelled.status_code == 200, cancelled.text
+        assert (await local.http.get("/")).status_code == 200
+    for url in urls:
+        with pytest.raises(holdfast.Refused, match="That is for gateways"):
+            async with open_local_replica(url, tmp_path):
+                pass
+
+
+def test_the_grants_of_the_page_are_those_of_the_file_for_psql() -> None:
+    page = [re.sub(r"create role .*\n", "", block) for block in BLOCKS if "create role" in block]
+    assert GRANTS.read_text(encoding="utf-8").partition("\n\n")[2] == "\n".join(page)
 
 
 RESET = """operation_correct('{key}', '{pointer}', '9:{end}', 9,

@@ -32,6 +32,8 @@ ONLY_POSTGRES = {
     "examine_clock": "A file has no clock of its own.",
     "examine_connections": _SERVER,
     "examine_functions": "SQLite has no stored functions.",
+    "examine_gateways": _SERVER,
+    "examine_holders": "Every user of a file is the same to it.",
     "examine_locks": _SERVER,
     "examine_provider": _SERVER,
     "examine_replicas": "A file has no replicas.",

@@ -57,6 +57,8 @@ WELL: dict[str, Any] = {
     "examine_snapshots": [{"who": "session 8", "seconds": 0.1, "transactions": 3}],
     "examine_transactions": [{"who": "session 9", "pid": 9, "what": "acquire of lease x", "seconds": 0.1}],
     "examine_functions": [{"name": "lease_acquire", "may": True}, {"name": "lease_list", "may": True}],
+    "examine_gateways": [],
+    "examine_holders": [{"name": "import", "kind": "plain", "role": "app", "host": "web-1", "pid": 7}],
     "examine_tables": [
         {"name": "beat", **TABLE}, {"name": "lease", **TABLE},
         {"name": "idempotency_log", **TABLE, "bytes": 0, "dead": 0},
@@ -64,6 +66,10 @@ WELL: dict[str, Any] = {
     "schema_applied": [{"version": 1}, {"version": 2}],
     "examine_fences": [{"name": "fence", "seconds": 59.9}, {"name": "version", "seconds": -3600.0}],
 }  # fmt: skip
+REPLICA = {"name": "gateway:replica:gw-1", "kind": "plain", "role": "gw", "host": "gw-1", "pid": 1}
+AS_GATEWAY = {"name": "gateway:reconciler", "kind": "elector", "role": "gw", "host": "gw-1", "pid": 1}
+OPERATORS = {"name": "holdfast:runtime", "kind": "gate", "role": "gw", "host": "desk", "pid": 2}
+SERVICE = {"name": "import", "kind": "plain", "role": "gw", "host": "web-1", "pid": 7}
 FILE = {
     "version": "3.40.1", "exists": True, "writable": True, "folder": "/srv", "folder_exists": True,
     "folder_writable": True, "filesystem": "ext4", "free": 1 << 40, "boot": True,
@@ -182,6 +188,16 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("privileges", "fail", {"examine_functions": {"may": False}}, "lease_acquire"),
     ("privileges", "ok", {"examine_functions": [{"name": "audit_list", "may": False}]}, "leaves audit_list to"),
     ("privileges", "unseen", {"examine_role": {"there": False}}, "no schema"),
+    ("gateway_role", "ok", {}, "no role but the owner"),
+    ("gateway_role", "ok", {"examine_gateways": [{"role": "gw"}], "examine_holders": [REPLICA, AS_GATEWAY]}, "'gw'"),
+    ("gateway_role", "ok", {"examine_gateways": [{"role": "gw"}], "examine_holders": [REPLICA, OPERATORS]}, "'gw'"),
+    ("gateway_role", "warn", {"examine_gateways": [{"role": "app"}, {"role": "gw"}]}, "app, gw"),
+    ("gateway_role", "warn", {"examine_gateways": [{"role": "app"}], "examine_holders": [REPLICA]},
+     "superuser or owns"),
+    ("gateway_role", "warn", {"examine_gateways": [{"role": "app"}, {"role": "gw"}], "examine_holders": [REPLICA]},
+     "2 roles"),
+    ("gateway_role", "warn", {"examine_gateways": [{"role": "gw"}], "examine_holders": [REPLICA, SERVICE]},
+     "web-1:7 holds lease 'import'"),
     ("bloat", "warn", {"settings": {"autovacuum": "off"}}, "off"),
     ("bloat", "warn", {"examine_tables": {"dead": 20_000, "vacuumed": None}}, "never"),
     ("bloat", "ok", {"examine_tables": {"dead": 20_000, "live": 20_000}}, "20005 dead"),

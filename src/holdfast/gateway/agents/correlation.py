@@ -14,7 +14,7 @@ import holdfast
 from holdfast.gateway.agents.lifecycle import Agent, AgentStep
 from holdfast.gateway.agents.records import key, parse, payload
 
-_COUNTER = ("gateway", "agent-number")
+_COUNTER = ("@gateway", "agent-number")
 _TRIES = 5
 
 
@@ -25,14 +25,14 @@ async def correlate(client: holdfast.AsyncClient, session_id: str, cwd: str | No
     """
     objects = client.objects
     for _ in range(_TRIES):
-        if record := await objects.get_by_name("agent", session_name(session_id)):
+        if record := await objects.get_by_name("@agent", session_name(session_id)):
             return int(record.id)
-        if cwd is not None and (expected := await objects.get_by_name("agent", folder_name(cwd))):
+        if cwd is not None and (expected := await objects.get_by_name("@agent", folder_name(cwd))):
             stored = parse(expected)
             step = AgentStep(stored.agent.but(session_id=session_id), stored.pending)
             with suppress(holdfast.Conflict, holdfast.AlreadyExists):
                 condition = holdfast.MatchVersion(stored.version)
-                await objects.put_if("agent", expected.id, payload(step), condition, name=session_name(session_id))
+                await objects.put_if("@agent", expected.id, payload(step), condition, name=session_name(session_id))
                 return stored.agent.number
             continue  # another request was faster, with this session or another one
         return await create(client, session_name(session_id), session_id=session_id, cwd=cwd)
@@ -53,7 +53,7 @@ async def create(
         number=number, session_id=session_id, cwd=cwd, sandbox=sandbox, created_at=now, seen_at=now,
     )  # fmt: skip
     try:
-        await client.objects.put_if("agent", key(number), payload(AgentStep(agent)), holdfast.MustCreate(), name=name)
+        await client.objects.put_if("@agent", key(number), payload(AgentStep(agent)), holdfast.MustCreate(), name=name)
     except holdfast.AlreadyExists as error:
         if session_id is None:
             raise

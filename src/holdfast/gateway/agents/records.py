@@ -19,7 +19,7 @@ from holdfast.problem_json import Problem
 
 LOCK_TIMEOUT = 15.0
 PAGE = 1000
-_MODELS: dict[str, type[AgentCommand | Turn]] = {"command": AgentCommand, "turn": Turn}
+_MODELS: dict[str, type[AgentCommand | Turn]] = {"@command": AgentCommand, "@turn": Turn}
 
 
 class StoredAgent(NamedTuple):
@@ -65,7 +65,7 @@ def parse(record: holdfast.ObjectRecord) -> StoredAgent:
 
 
 async def read(client: holdfast.AsyncClient, number: int) -> StoredAgent | None:
-    record = await client.objects.get("agent", key(number))
+    record = await client.objects.get("@agent", key(number))
     return None if record is None else parse(record)
 
 
@@ -89,7 +89,7 @@ async def commit(gateway: Gateway, before: StoredAgent, step: AgentStep) -> None
     condition = holdfast.MatchVersion(before.version)
     is_unclaimed = step.agent.state == "ended" and step.agent.session_id is None
     rename: dict[str, Any] = {"name": None} if is_unclaimed else {}
-    written = await client.objects.put_if("agent", key(number), payload(step), condition, **rename)
+    written = await client.objects.put_if("@agent", key(number), payload(step), condition, **rename)
     await asyncio.gather(*(_write(client, part) for part in step.writes))
     gateway.agents.mark_complete(number, written.version)
 
@@ -108,7 +108,7 @@ async def missing_parts(gateway: Gateway, stored: StoredAgent) -> list[AgentComm
 async def list_all(client: holdfast.AsyncClient) -> AsyncIterator[StoredAgent]:
     """All agents, page by page."""
     after: str | None = None
-    while page := await client.objects.list("agent", after=after, limit=PAGE):
+    while page := await client.objects.list("@agent", after=after, limit=PAGE):
         for record in page:
             yield parse(record)
         after = page[-1].id
@@ -125,7 +125,7 @@ async def list_parts(
 async def list_turns(client: holdfast.AsyncClient, number: int, *, after: int) -> list[Turn]:
     """All turns of an agent after the one of that number."""
     turns: list[Turn] = []
-    while page := await list_parts(client, "turn", number, after=after):
+    while page := await list_parts(client, "@turn", number, after=after):
         turns += [Turn.model_validate(record.payload) for record in page]
         after = turns[-1].number
     return turns
@@ -134,16 +134,16 @@ async def list_turns(client: holdfast.AsyncClient, number: int, *, after: int) -
 async def forget(client: holdfast.AsyncClient, stored: StoredAgent) -> None:
     """Delete an agent with its turns, commands and summaries. Its own record is last: until then this is repeated."""
     number = stored.agent.number
-    for kind in ("turn", "command", "summary"):
+    for kind in ("@turn", "@command", "@summary"):
         while page := await list_parts(client, kind, number):
             for record in page:
                 with suppress(holdfast.Conflict):
                     await client.objects.delete_if(kind, record.id, record.version)
-    await client.objects.delete_if("agent", key(number), stored.version)
+    await client.objects.delete_if("@agent", key(number), stored.version)
 
 
 def kind_of(part: AgentCommand | Turn) -> str:
-    return "command" if isinstance(part, AgentCommand) else "turn"
+    return "@command" if isinstance(part, AgentCommand) else "@turn"
 
 
 def is_newer(part: AgentCommand | Turn, stored: Mapping[str, Any] | None) -> bool:

@@ -89,13 +89,13 @@ async def advisory_locks(gateway: CurrentGateway) -> AdvisoryLocks:
 @router.get("/agents", responses=documented(422, 503))
 async def agents(gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentPage:
     """In the order of their numbers; the next page begins ``after`` the last one."""
-    page = await gateway.client.objects.list("agent", after=records.key(after), limit=limit)
+    page = await gateway.client.objects.list("@agent", after=records.key(after), limit=limit)
     return AgentPage(agents=[records.parse(record).agent for record in page])
 
 
 @router.post("/agents", status_code=201, responses=documented(409, 422, 503))
 async def announce(body: Announcement, gateway: CurrentGateway) -> Agent:
-    if body.sandbox is not None and await gateway.client.objects.get("sandbox", body.sandbox) is None:
+    if body.sandbox is not None and await gateway.client.objects.get("@sandbox", body.sandbox) is None:
         raise Problem(422, f"there is no sandbox {body.sandbox!r}")
     number = await create(gateway.client, folder_name(body.cwd), session_id=None, cwd=body.cwd, sandbox=body.sandbox)
     return (await records.read_or_404(gateway.client, number)).agent
@@ -119,12 +119,12 @@ async def agent(number: Number, gateway: CurrentGateway) -> Agent:
 
 @router.get("/agents/{number}/commands", responses=documented(404, 422, 503))
 async def commands(number: Number, gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentCommandPage:
-    return AgentCommandPage(commands=await _list_parts(gateway.client, "command", number, after, limit))
+    return AgentCommandPage(commands=await _list_parts(gateway.client, "@command", number, after, limit))
 
 
 @router.get("/agents/{number}/turns", responses=documented(404, 422, 503))
 async def turns(number: Number, gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> TurnPage:
-    return TurnPage(turns=await _list_parts(gateway.client, "turn", number, after, limit))
+    return TurnPage(turns=await _list_parts(gateway.client, "@turn", number, after, limit))
 
 
 @router.post("/agents/{number}/injection", responses=documented(404, 422, 503))
@@ -143,7 +143,7 @@ async def injection(number: Number, body: Injection, gateway: CurrentGateway) ->
 )
 async def summary(number: Number, command: Number, gateway: CurrentGateway, response: Response) -> Summary:
     """Made by the first request; 202 while that makes it."""
-    record = await gateway.client.objects.get("command", records.key(number, command))
+    record = await gateway.client.objects.get("@command", records.key(number, command))
     if record is None:
         raise Problem(404, f"agent {number} has no command {command}")
     ended = AgentCommand.model_validate(record.payload)

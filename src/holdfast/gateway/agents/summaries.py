@@ -67,14 +67,14 @@ async def summarise(gateway: Gateway, command: AgentCommand, summariser: Summari
             text = await _call(summariser, [turn for turn in turns if turn.command == command.number])
         summary = {"text": text, "made_at": time.time()}
         try:
-            await gateway.client.objects.put_if("summary", id, summary, holdfast.MustCreate())
+            await gateway.client.objects.put_if("@summary", id, summary, holdfast.MustCreate())
         except holdfast.AlreadyExists:  # the lock was lost while the summariser ran
             return await _stored(gateway, id)
         return summary
 
 
 async def _stored(gateway: Gateway, id: str) -> dict[str, Any] | None:
-    record = await gateway.client.objects.get("summary", id)
+    record = await gateway.client.objects.get("@summary", id)
     return None if record is None else dict(record.payload)
 
 

@@ -86,7 +86,7 @@ async def _reap_step(gateway: Gateway, stored: StoredAgent, now: float) -> Agent
     is_sandbox_gone = (
         agent.sandbox is not None
         and agent.state != "ended"
-        and await gateway.client.objects.get("sandbox", agent.sandbox) is None
+        and await gateway.client.objects.get("@sandbox", agent.sandbox) is None
     )
     return rules.reap(agent, now, gateway.settings.agent_silence, sandbox_gone=is_sandbox_gone)
 

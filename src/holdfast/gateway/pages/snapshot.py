@@ -88,9 +88,9 @@ async def _read(gateway: Gateway, base: Snapshot) -> Snapshot:
             *await client.operations.list(status="partial", limit=100),
             *await client.operations.list(status="running", limit=100),
         ],
-        sandboxes=await client.objects.list("sandbox", limit=MAX_RECORDS),
-        agents=await client.objects.list("agent", limit=MAX_RECORDS),
-        sessions=await client.objects.list("session", limit=MAX_RECORDS),
+        sandboxes=await client.objects.list("@sandbox", limit=MAX_RECORDS),
+        agents=await client.objects.list("@agent", limit=MAX_RECORDS),
+        sessions=await client.objects.list("@session", limit=MAX_RECORDS),
         violations=violations,
     )
 

@@ -41,12 +41,12 @@ class Backends:
     async def installation(self) -> str:
         """The id of this installation, the same for all its replicas. The first replica stores it."""
         while self._installation is None:
-            if (record := await self._client.objects.get("gateway", "installation")) is not None:
+            if (record := await self._client.objects.get("@gateway", "installation")) is not None:
                 self._installation = str(record.payload["id"])
             else:
                 with suppress(holdfast.AlreadyExists):
                     payload = {"id": uuid4().hex[:12]}
-                    await self._client.objects.put_if("gateway", "installation", payload, holdfast.MustCreate())
+                    await self._client.objects.put_if("@gateway", "installation", payload, holdfast.MustCreate())
         return self._installation
 
     async def list(self) -> list[holdfast.reconciler.Backend]:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import holdfast
 
-TYPE = "sandbox"
+TYPE = "@sandbox"
 SUPERVISOR_LEASE = "gateway:supervisor:"
 """Prefix of the lease of a supervisor's connection; the sandbox's id follows. Its holder is the replica."""
 TOKEN_VARIABLE = "HOLDFAST_SUPERVISOR_TOKEN"

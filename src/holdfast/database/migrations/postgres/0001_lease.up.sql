@@ -802,7 +802,7 @@ end $$;
 -- waiting: the sessions that hold the shared lock on the name; a process has one. Waiters behind a pooler poll, and are not counted.
 create function holdfast.lease_list(only_name text default null)
 returns table (name text, kind text, holder text, fence bigint, acquired_at double precision, expires_at double precision,
-               remaining double precision, host text, pid int, info jsonb, waiting integer)
+               remaining double precision, host text, pid int, info jsonb, waiting integer, role text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
@@ -810,7 +810,7 @@ begin
            extract(epoch from b.expires_at)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
            coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl)),
-           coalesce(w.waiting, 0)
+           coalesce(w.waiting, 0), l.role
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
       left join (select k.objid, count(*)::integer as waiting from pg_locks k
                   where k.locktype = 'advisory' and k.classid = hashtext('holdfast.free')::oid and k.objsubid = 2 and k.mode = 'ShareLock'
