@@ -58,6 +58,10 @@ class Daemon:
     def box(self, id: str) -> Path:
         return self.folder / "sandboxes" / id
 
+    def work(self, id: str) -> Path:
+        """Where its program starts."""
+        return self.folder / "work" / id
+
     def supervisor(self, id: str) -> int:
         return int(json.loads((self.box(id) / "started.json").read_text(encoding="utf-8"))["supervisor"])
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -43,6 +46,41 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "lock-folder": lambda box: away(box / "lock").mkdir(),
     "exit-folder": lambda box: away(box / "exit.json").mkdir(),
 }
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sparse(path: Path) -> None:
+    """More than the memory of most machines, and next to nothing on the disk."""
+    path.touch()
+    os.truncate(path, 3 * 2**30)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "fifo": fifo,
+    "sparse": sparse,
+    "endless": endless,
+    "folder": Path.mkdir,
+}
+FILES = (
+    "spec.json",
+    "deleting",
+    "started.json",
+    "exit.json",
+    "running",
+    "lock",
+    "orders",
+    "life",
+    "log.0",
+    "supervisor.err",
+)
+LOGS = ("log.999999999999999999", "log.00", "log.\u0663", "log.5")
 
 
 def damaged(client: holdfast.reconciler.ProcessDriver) -> set[str]:
@@ -85,6 +123,72 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
     daemon.box("notes.txt").unlink()
 
 
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_nothing_in_the_place_of_a_file_stops_the_driver(kind: str, start: Callable[..., Daemon]) -> None:
+    """Before its start and while it runs. A FIFO has no other end; two of the files have no end. All are deleted."""
+    daemon = start(before="from holdfast.driver import reconcile_folder; reconcile_folder.KILL_AFTER = 0.5")
+    client = daemon.client()
+    client.create("well", ["sleep", "1000"])
+    pid = reaches(client, "well", "Started").details["pid"]
+    pids = []
+    for name in FILES:
+        client.create(f"in-{name}", ["sh", "-c", "echo begun; exec sleep 1000"], grace=0.1)
+        pids.append(reaches(client, f"in-{name}", "Started").details["pid"])
+        client.create(f"after-{name}", ["true"])
+        reaches(client, f"after-{name}", "Exited")
+    for name in FILES:
+        for box in (daemon.box(f"in-{name}"), daemon.box(f"after-{name}")):
+            path = box / name
+            if path.exists():
+                path.rename(box / "away")
+            HOSTILE[kind](path)
+            for log in LOGS:
+                (box / log).symlink_to("nothing")
+            HOSTILE[kind](box / "deleting.new")
+    for _ in range(2):
+        for each in client.list():
+            client.get(each.id)
+            with suppress(holdfast.DriverError):
+                b"".join(client.log(each.id, tail=3))
+            with suppress(holdfast.DriverError):
+                b"".join(client.log(each.id))
+        client.create("since", ["sh", "-c", "exit 3"])
+        assert reaches(client, "since", "Exited").details["exit_code"] == 3
+        assert client.delete("since", wait=PATIENCE)
+        peak = Path(f"/proc/{daemon.process.pid}/status").read_text().partition("VmHWM:")[2].split()[0]
+        assert int(peak) < 300_000, "kB"
+        assert state(client, "well") == "Started"
+        assert daemon.end(signal.SIGTERM) == 0
+        daemon.start()
+    for each in client.list():
+        if each.id != "well":
+            client.delete(each.id)
+    for each in client.list():
+        assert each.id == "well" or client.delete(each.id, wait=PATIENCE), each.id
+    assert runs(pid)
+    assert not [each for each in pids if runs(each)]
+    eventually(lambda: [each.name for each in daemon.folder.glob("work/*")] == ["well"], "their folders are removed")
+
+
+def test_a_sandbox_that_lies_about_its_files_ends_and_kills_no_other(start: Callable[..., Daemon]) -> None:
+    """It stops its supervisor, names the driver as its supervisor, and wants no number as its grace."""
+    daemon = start(before="from holdfast.driver import reconcile_folder; reconcile_folder.KILL_AFTER = 0.5")
+    client = daemon.client()
+    client.create("liar", ["sleep", "1000"], grace=0.1)
+    pid = reaches(client, "liar", "Started").details["pid"]
+    numbers = json.loads((daemon.box("liar") / "started.json").read_text())
+    os.kill(numbers["supervisor"], signal.SIGSTOP)
+    for field, value in (("pid", 2**70), ("started_at", float("inf")), ("started_at", 10**400), ("pid", -(2**31))):
+        spoil(daemon.box("liar") / "started.json", json.dumps({**numbers, field: value}))
+        assert state(client, "liar") == "Damaged"
+    spoil(daemon.box("liar") / "started.json", json.dumps({**numbers, "supervisor": daemon.process.pid}))
+    assert state(client, "liar") == "Started"
+    spoil(daemon.box("liar") / "deleting", '{"grace": NaN}')
+    assert client.delete("liar", grace=0, wait=PATIENCE)
+    assert not runs(pid)
+    assert runs(daemon.process.pid)
+
+
 def test_a_supervisor_is_not_missing_because_there_is_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,23 +198,26 @@ def test_a_supervisor_is_not_missing_because_there_is_no_descriptor(
     with pytest.raises(store.Damaged):
         store.has_supervisor(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        patch.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
         with pytest.raises(OSError, match="Too many open files"):
             store.has_supervisor(tmp_path, missing=False)
 
 
 def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(start: Callable[..., Daemon]) -> None:
-    """What fills the disk may be what it writes, and then nothing else would make room. A device that is always full
-    stands for the disk, wherever something is about to be written. Its supervisor is never taken for one that hangs."""
-    daemon = start(before="from holdfast.driver import reconcile_folder; reconcile_folder.KILL_AFTER = 3600.0")
+    """What fills the disk may be what it writes, and then nothing else would make room. Instead of the disk, the driver
+    may write no byte to any file, and its supervisor writes to a device that is always full; it is never taken for one
+    that hangs."""
+    daemon = start()
     client = daemon.client()
     client.create("hog", ["sh", "-c", "echo $$; exec sleep 1000"], grace=0.1)
     eventually(lambda: text(client, "hog"), "it runs")
     pid = reaches(client, "hog", "Started").details["pid"]
-    for name in ("deleting", "exit.json"):
-        (daemon.box("hog") / f"{name}.new").symlink_to("/dev/full")
+    (daemon.box("hog") / "exit.json.new").symlink_to("/dev/full")
     daemon.end()
-    daemon.start()
+    start(
+        before="import resource; from holdfast.driver import reconcile_folder; reconcile_folder.KILL_AFTER = 3600.0; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (0, {resource.getrlimit(resource.RLIMIT_FSIZE)[1]}))"
+    )
     assert client.delete("hog", wait=PATIENCE)
     assert not runs(pid)
 

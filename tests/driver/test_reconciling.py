@@ -84,12 +84,12 @@ async def test_what_is_deleted_is_deleting_until_all_its_processes_are_gone(daem
         wait = "trap 'while [ ! -e go ]; do sleep 0.02; done; exit' TERM; touch traps; while :; do sleep 0.02; done"
         await it.create("web", "sh", "-c", wait)
         pid = (await it.becomes("web", "Ready"))["details"]["pid"]
-        await until((daemon.box("web") / "work" / "traps").exists, "a signal no longer ends the shell at once")
+        await until((daemon.work("web") / "traps").exists, "a signal no longer ends the shell at once")
         assert await it.driver.delete("web", grace=600) is False
         deleting = await it.becomes("web", "Deleting")
         assert runs(pid)
         assert deleting["details"]["pid"] == pid
-        (daemon.box("web") / "work" / "go").touch()
+        (daemon.work("web") / "go").touch()
         await it.becomes("web", None)
         assert not runs(pid)
 

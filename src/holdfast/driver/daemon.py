@@ -88,9 +88,9 @@ def _open_lock(folder: Path) -> TextIO:
     """The lock file, in a folder that only this user may write to: the driver runs what the folder contains."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in (folder, folder / "sandboxes"):
+        for each in (folder, folder / "sandboxes", folder / "work"):
             with suppress(FileNotFoundError):
-                _check_private(each)
+                _check_private(each, each.stat() if each is folder else each.lstat())
         lock = open(folder / "driver.lock", "a+", encoding="utf-8", opener=_open_file)  # noqa: SIM115
         if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
             raise DriverStartRefused(f"{folder / 'driver.lock'} is not a file. Remove it, or give another --folder", 2)
@@ -104,8 +104,7 @@ def _open_file(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
-def _check_private(folder: Path) -> None:
-    status = folder.lstat() if folder.name == "sandboxes" else folder.stat()
+def _check_private(folder: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode):
         problem = "is a link"
     elif status.st_uid != os.geteuid():

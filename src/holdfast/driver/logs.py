@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
+from holdfast.driver.spec import MAX_LOG
+from holdfast.driver.store import open_file
+
 BLOCK = 65536
+_PIECE = re.compile(r"log\.(0|[1-9][0-9]{0,17})")
 
 
 def bounds(folder: Path) -> tuple[int, int]:
@@ -13,7 +19,7 @@ def bounds(folder: Path) -> tuple[int, int]:
     if not pieces:
         return 0, 0
     try:
-        return pieces[0], pieces[-1] + (folder / f"log.{pieces[-1]}").stat().st_size
+        return pieces[0], pieces[-1] + (folder / f"log.{pieces[-1]}").lstat().st_size
     except FileNotFoundError:  # deleted meanwhile, because newer pieces were written
         return bounds(folder)
 
@@ -27,7 +33,7 @@ def read(folder: Path, offset: int, limit: int = BLOCK) -> tuple[int, bytes]:
         offset = max(offset, pieces[0])
         piece = max(each for each in pieces if each <= offset)
         try:
-            with (folder / f"log.{piece}").open("rb") as file:
+            with os.fdopen(open_file(folder / f"log.{piece}", os.O_RDONLY), "rb") as file:
                 file.seek(offset - piece)
                 data = file.read(limit)
         except FileNotFoundError:
@@ -38,8 +44,9 @@ def read(folder: Path, offset: int, limit: int = BLOCK) -> tuple[int, bytes]:
 
 
 def tail(folder: Path, lines: int) -> int:
-    """The offset at which the last ``lines`` begin."""
+    """The offset at which the last ``lines`` begin. More than the longest log is not searched."""
     first, end = bounds(folder)
+    first = max(first, end - MAX_LOG)
     at, seen = end, 0
     while at > first and lines:
         block = max(first, at - BLOCK)
@@ -49,8 +56,9 @@ def tail(folder: Path, lines: int) -> int:
             block = start if data else at - 1
             if not data or start + len(data) != at:
                 block, data = _just_before(folder, at)
-        for back in range(len(data) - 1, -1, -1):
-            if data[back] == 10 and block + back != end - 1:
+        back = len(data)
+        while (back := data.rfind(b"\n", 0, back)) >= 0:
+            if block + back != end - 1:
                 seen += 1
                 if seen == lines:
                     return block + back + 1
@@ -65,5 +73,4 @@ def _just_before(folder: Path, at: int) -> tuple[int, bytes]:
 
 
 def _pieces(folder: Path) -> list[int]:
-    names = (each.name.partition("log.") for each in folder.iterdir())
-    return sorted(int(number) for before, dot, number in names if dot and not before and number.isdecimal())
+    return sorted(int(match[1]) for each in folder.iterdir() if (match := _PIECE.fullmatch(each.name)))

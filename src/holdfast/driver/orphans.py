@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 
 def kill(run: str) -> bool:
     """Kill all processes of a run; whether there were any."""
     any_killed = False
-    for pidfd in _open_marked(f"HOLDFAST_SANDBOX_RUN={run}".encode()):
+    for pidfd in _open_marked("environ", f"HOLDFAST_SANDBOX_RUN={run}"):
         any_killed = True
-        _send(pidfd, signal.SIGKILL)
-        os.close(pidfd)
+        _kill(pidfd)
     return any_killed
 
 
-def kill_supervisor(pid: int, is_alive: Callable[[], bool]) -> None:
-    """Kill a supervisor that does not react, e.g. because it was stopped. When it is still alive after the pidfd was
-    opened, the pidfd is its own."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return
-    if is_alive():
-        _send(pidfd, signal.SIGKILL)
-    os.close(pidfd)
+def kill_supervisor(script: str, argument: str) -> None:
+    """Kill a supervisor that does not react, e.g. because it was stopped. It is identified by its command: its sandbox
+    may have changed the pid in the file."""
+    for pidfd in _open_marked("cmdline", script, argument):
+        _kill(pidfd)
 
 
-def _open_marked(mark: bytes) -> Iterator[int]:
-    """A pidfd of each process that has ``mark`` in its environment."""
+def _open_marked(file: str, *marks: str) -> Iterator[int]:
+    """A pidfd of each process that has all ``marks`` in this file: its arguments or its environment."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -42,23 +36,26 @@ def _open_marked(mark: bytes) -> Iterator[int]:
             pidfd = os.pidfd_open(int(name))
         except OSError:
             continue
-        if mark in _environment(name):  # read after the pidfd was opened: if the process is gone, so is the file
+        if {*map(os.fsencode, marks)} <= _strings(
+            name, file
+        ):  # read after the pidfd was opened: if the process is gone, so is the file
             yield pidfd
         else:
             os.close(pidfd)
 
 
-def _environment(name: str) -> list[bytes]:
-    """Empty for a zombie, and for a process of another user."""
+def _strings(pid: str, name: str) -> set[bytes]:
+    """Empty for a zombie, and for the environment of a process of another user."""
     try:
-        with open(f"/proc/{name}/environ", "rb") as file:
-            return file.read().split(b"\0")
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return {*file.read().split(b"\0")}
     except OSError:
-        return []
+        return set()
 
 
-def _send(pidfd: int, number: signal.Signals) -> None:
+def _kill(pidfd: int) -> None:
     try:
-        signal.pidfd_send_signal(pidfd, number)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         pass
+    os.close(pidfd)

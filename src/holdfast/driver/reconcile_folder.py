@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.driver import orphans, store
 from holdfast.driver.events import Events
-from holdfast.driver.sandbox import Sandbox
+from holdfast.driver.sandbox import SUPERVISOR, Sandbox
 from holdfast.driver.spec import describe
 from holdfast.driver.store import Damaged, SandboxStore, SupervisorLock
 
@@ -126,7 +126,7 @@ class FolderReconciler:
                 self._handle_damage(sandbox, f"{Path(missing.filename).name} is missing")
             else:
                 orphans.kill(sandbox.run)  # the folder was removed by hand: its supervisor ends with it
-                self._forget(sandbox)
+                self._remove(sandbox)
 
     def _try_reconcile(self, sandbox: Sandbox) -> None:
         """Reconcile without a request to answer: an error is logged, and the other sandboxes continue."""
@@ -203,8 +203,8 @@ class FolderReconciler:
             and sandbox.order_end(grace)
         ):
             self._publish("platform", sandbox.id, reason="Ending", message=f"told to end within {grace:g} s")
-        if sandbox.end_by is not None and time.monotonic() > sandbox.end_by + KILL_AFTER and sandbox.facts.started:
-            orphans.kill_supervisor(sandbox.facts.started["supervisor"], lambda: store.has_supervisor(sandbox.folder))
+        if sandbox.end_by is not None and time.monotonic() > sandbox.end_by + KILL_AFTER:
+            orphans.kill_supervisor(SUPERVISOR, sandbox.run or str(sandbox.folder))
 
     def _record_loss(self, sandbox: Sandbox) -> None:
         end = {"exit_code": None, "signal": None, "problem": None, "ended": False, "lost": True}
@@ -212,13 +212,14 @@ class FolderReconciler:
         sandbox.facts = store.read_facts(sandbox.folder, sandbox.facts.spec)
 
     def _remove(self, sandbox: Sandbox) -> None:
-        """Move the folder to the trash, so that its id is free at once; delete the trash in a thread. OSError when it
-        cannot be moved: then nothing has changed."""
+        """Move its folders to the trash, so that its id is free at once; delete the trash in a thread. OSError when
+        they cannot be moved."""
         trash = self._store.move_to_trash(sandbox.id)
         self._forget(sandbox)
-        removal = asyncio.create_task(asyncio.to_thread(store.remove, trash))
-        self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
+        for path in trash:
+            removal = asyncio.create_task(asyncio.to_thread(store.remove, path))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
 
     def _forget(self, sandbox: Sandbox) -> None:
         sandbox.unsubscribe()

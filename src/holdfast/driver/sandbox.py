@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ class Sandbox:
     ordered_grace: float | None = None
     """The grace that the supervisor was last ordered to end with."""
     end_by: float | None = None
+    """When it should have ended: the supervisor is killed a while later, also if it cannot be ordered to."""
     removed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -61,8 +63,9 @@ class Sandbox:
         command = [sys.executable, "-I", "-S", SUPERVISOR, str(self.folder), self.run]
         if open_files is not None:
             command.append(str(open_files))
+        errors_file = self.folder / "supervisor.err"
         try:
-            with (self.folder / "supervisor.err").open("wb") as errors:
+            with os.fdopen(store.open_file(errors_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as errors:
                 self.child = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
                 )
@@ -80,9 +83,14 @@ class Sandbox:
 
     def subscribe(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` when the supervisor reports a change, and when it dies. The supervisor opens `life` before it
-        locks: while its lock is held, its death is always noticed."""
+        locks: while its lock is held, its death is always noticed. Raises Damaged."""
         if self.life is None:
-            self.life = os.open(self.folder / "life", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self.life = store.open_file(self.folder / "life", os.O_RDONLY, stat.S_ISFIFO)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise store.unreadable(self.folder / "life", error) from None
             asyncio.get_running_loop().add_reader(self.life, self._read_life, wake)
 
     def _read_life(self, wake: Callable[[], None]) -> None:
@@ -103,8 +111,10 @@ class Sandbox:
 
     def order_end(self, grace: float) -> bool:
         """Order the supervisor to end the sandbox. False when it has not started yet, or has just ended."""
+        end_by = time.monotonic() + grace
+        self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
         try:
-            descriptor = os.open(self.folder / "orders", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = store.open_file(self.folder / "orders", os.O_WRONLY, stat.S_ISFIFO)
         except OSError:
             return False
         try:
@@ -113,6 +123,5 @@ class Sandbox:
             return False
         finally:
             os.close(descriptor)
-        self.ordered_grace, end_by = grace, time.monotonic() + grace
-        self.end_by = end_by if self.end_by is None else min(self.end_by, end_by)
+        self.ordered_grace = grace
         return True

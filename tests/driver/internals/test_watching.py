@@ -221,6 +221,6 @@ def test_a_disk_that_is_full_does_not_stop_the_program(daemon: Daemon) -> None:
     client.create("full", ["sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; echo lost; exit 4"])
     reaches(client, "full", "Started")
     (daemon.box("full") / "log.0").mkdir()
-    (daemon.box("full") / "work" / "go").touch()
+    (daemon.work("full") / "go").touch()
     assert reaches(client, "full", "Exited").details["exit_code"] == 4
     eventually(lambda: client.delete("full", wait=PATIENCE), "it can be deleted")

@@ -40,7 +40,7 @@ def execute(spec: dict[str, Any], run: str, output: int, go: int, failure: int, 
         if not os.read(go, 1):  # the supervisor has died: nothing may run
             os._exit(NOT_EXECUTABLE)
         message = f"its folder {spec['cwd']!r} cannot be entered"
-        os.chdir(spec["cwd"] or "work")
+        os.chdir(spec["cwd"] or os.path.join("..", "..", "work", spec["id"]))
         os.umask(0o022)
         message = "its limits cannot be set"
         limit(spec["limits"])
