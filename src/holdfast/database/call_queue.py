@@ -35,6 +35,7 @@ READS = ("",)
 have a session to itself."""
 _READS = frozenset({
     "audit_list", "lease_list", "lease_status", "object_cursor", "object_get", "object_get_by_name", "object_list",
+    "object_list_within",
     "operation_get", "operation_list", "slot_list",
 })  # fmt: skip
 _WRITES = {

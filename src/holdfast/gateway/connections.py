@@ -2,7 +2,7 @@
 
 A connection is idle until the head of a request is complete, and again when that request is answered. If there are too
 many, the oldest idle one is closed: silent peers displace each other, and no request that is being answered. This
-module decides, and closes nothing itself.
+module decides, and closes nothing itself. The same holds for answers that clients do not read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ HEAD_WITHIN = 10.0
 """Seconds until the head of a request is complete. It has the token, too: an idle connection is not authenticated."""
 
 
+MAX_UNSENT = 32 << 20
+"""Bytes of answers that wait for clients which do not read, in all. Beyond it the client that has waited longest is cut
+off."""
+STALL_WITHIN = 20.0
+"""Seconds without a byte read until a client is cut off."""
+
+
 class ConnectionLimits:
     def __init__(self, total: int) -> None:
         self._total, self._per_address = total, max(1, total // 2)
@@ -29,6 +36,8 @@ class ConnectionLimits:
         self._idle: dict[Hashable, None] = {}
         """The oldest first."""
         self._idle_of: dict[str, dict[Hashable, None]] = {}
+        self._unsent: dict[Hashable, int] = {}
+        """The one that has waited longest first."""
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -54,7 +63,19 @@ class ConnectionLimits:
             if not idle:
                 del self._idle_of[address]
 
+    def set_unsent(self, connection: Hashable, size: int) -> list[Hashable]:
+        """Count the bytes that wait for the client. Returns the connections to close; never all that wait."""
+        self._unsent.pop(connection, None)
+        if size:
+            self._unsent[connection] = size
+        surplus = []
+        while len(self._unsent) > 1 and sum(self._unsent.values()) > MAX_UNSENT:
+            surplus.append(oldest := next(iter(self._unsent)))
+            del self._unsent[oldest]
+        return surplus
+
     def remove(self, connection: Hashable) -> None:
+        self._unsent.pop(connection, None)
         self.set_busy(connection)
         address = self._addresses.pop(connection, None)
         if address is not None:

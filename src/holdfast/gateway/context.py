@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from holdfast.gateway.sandboxes.backends import Backends
     from holdfast.gateway.sandboxes.supervisors import SupervisorConnection
 
+MAX_LISTINGS = 4
+"""Pages of records that are read at a time."""
+
 
 @dataclass(slots=True)
 class Gateway:
@@ -41,6 +44,8 @@ class Gateway:
     agents: AgentState = field(default_factory=AgentState)
     supervisors: dict[str, SupervisorConnection] = field(default_factory=dict)
     """The connections to supervisors that this replica has, by the id of the sandbox."""
+    listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LISTINGS))
+    """Held while a page of records is read."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was asked to end: streams to clients end then."""
     leaving: bool = False

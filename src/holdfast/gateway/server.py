@@ -118,12 +118,13 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Counted by ``limits``, and closed when the head of a request takes too long."""
+    """Counted by ``limits``, and closed when the head of a request takes too long, or its client reads nothing."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unsent_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -156,8 +157,37 @@ class _Protocol(H11Protocol):
 
         protocol.connection_lost = connection_lost
 
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered."""
+        super().pause_writing()
+        size = self.transport.get_write_buffer_size()
+        for surplus in self._limits.set_unsent(self, size):
+            assert isinstance(surplus, _Protocol)
+            surplus.transport.abort()
+        self._wait_for_reader(size)
+
+    def resume_writing(self) -> None:
+        self._stop_waiting_for_reader()
+        super().resume_writing()
+
+    def _wait_for_reader(self, unsent: int) -> None:
+        def check() -> None:
+            if (size := self.transport.get_write_buffer_size()) >= unsent:
+                self.transport.abort()
+            else:
+                self._wait_for_reader(size)
+
+        self._unsent_timer = self.loop.call_later(connections.STALL_WITHIN, check)
+
+    def _stop_waiting_for_reader(self) -> None:
+        self._limits.set_unsent(self, 0)
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+            self._unsent_timer = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_waiting_for_reader()
         self._limits.remove(self)
         super().connection_lost(exc)
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import holdfast
 from holdfast.commands.gateway import ACTIVE, ended
 from holdfast.gateway.context import CurrentGateway, Gateway
+from holdfast.gateway.listing import list_page
 from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import documented
 from holdfast.problem_json import Problem
@@ -119,8 +120,8 @@ async def list_(
 ) -> Any:
     """Also those that have ended in the last week."""
     labels = {name: value for name, value in (("pool", pool), ("state", state)) if value is not None}
-    page = await gateway.client.objects.list(TYPE, labels=labels, after=after or None, limit=limit)
-    return {"items": [_answer(record) for record in page], "next": page[-1].id if len(page) == limit else None}
+    page, next = await list_page(gateway, TYPE, after or None, limit, labels)
+    return {"items": [_answer(record) for record in page], "next": next}
 
 
 @router.post("/{id}/heartbeat", response_model=SessionAnswer, responses=documented(404, 410, 422, 503))

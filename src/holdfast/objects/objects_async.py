@@ -17,7 +17,7 @@ from holdfast.database.driver_errors import SQLSTATE
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.errors import Conflict, FencedOut, Refused
-from holdfast.names import Unset, check_limit, check_name
+from holdfast.names import Unset, check_count, check_limit, check_name
 from holdfast.objects.changes import Position
 from holdfast.objects.model import (
     ABSENT,
@@ -115,11 +115,13 @@ class AsyncObjects:
         return ObjectRecord._of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
 
     async def list(
-        self, type: str, *, labels: Labels | None = None, after: str | None = None, limit: int = 100
-    ) -> Records:
+        self, type: str, *, labels: Labels | None = None, after: str | None = None, limit: int = 100,
+        max_bytes: int | None = None,
+    ) -> Records:  # fmt: skip
         """Objects of a type that have all these labels, ordered by id, at most ``limit``.
 
         For the next page pass the last id as ``after``: objects created or deleted on earlier pages do not shift it.
+        ``max_bytes``: the page ends before the object whose payload would make it larger, unless that is its first one.
         """
         parameters = {
             "type": check_name(type, "type"),
@@ -127,7 +129,11 @@ class AsyncObjects:
             "after": None if after is None else check_name(after, "after"),
             "limit": check_limit(limit),
         }
-        rows = await self._engine.call("object_list", parameters)
+        if max_bytes is None:
+            rows = await self._engine.call("object_list", parameters)
+        else:
+            parameters["max_bytes"] = check_count(max_bytes, 1, "max_bytes")
+            rows = await self._engine.call("object_list_within", parameters)
         return [ObjectRecord._of(type, row, decode_payload(row)) for row in rows]
 
     async def update(

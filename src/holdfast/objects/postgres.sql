@@ -25,6 +25,10 @@ select id, body, raw, labels, version, created_at, updated_at from holdfast.obje
 -- name: object_list
 select id, name, body, raw, labels, version, created_at, updated_at from holdfast.object_list(:type, :labels::jsonb, :after, :limit::int)
 
+-- name: object_list_within
+select id, name, body, raw, labels, version, created_at, updated_at
+  from holdfast.object_list(:type, :labels::jsonb, :after, :limit::int, :max_bytes::bigint)
+
 -- name: object_cursor
 select cursor, version, extract(epoch from clock_timestamp())::double precision as now from holdfast.object_cursor()
 

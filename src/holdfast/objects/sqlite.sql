@@ -47,6 +47,18 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
    and not exists (select 1 from json_each(:labels) w where not exists (select 1 from json_each(labels) h where h.key = w.key and h.value = w.value))
  order by id limit :limit;
 
+-- name: object_list_within
+with page as (
+  select id, length(coalesce(cast(body as blob), raw)) as bytes from holdfast_object
+   where type = :type and id > coalesce(:after, '')
+     and not exists (select 1 from json_each(:labels) w where not exists (select 1 from json_each(labels) h where h.key = w.key and h.value = w.value))
+   order by id limit :limit),
+within as (select id, row_number() over (order by id) as place, sum(bytes) over (order by id) as bytes from page)
+select o.id, o.name, o.body, o.raw, o.labels, o.version, o.created_at, o.updated_at
+  from within w join holdfast_object o on o.type = :type and o.id = w.id
+ where w.place = 1 or w.bytes <= :max_bytes
+ order by o.id;
+
 -- name: object_cursor
 select cast(c.version as text) as cursor, c.version, {now} as now
   from (select coalesce((select max(version) from holdfast_object_change), trimmed) as version from holdfast_object_version) c;

@@ -209,6 +209,18 @@ class ObjectContract:
         rest = objects.list("box", after=page[-1].id, limit=10)
         assert [record.id for record in [*page, *rest]] == ids
 
+    def test_a_page_ends_before_it_has_too_many_bytes(self, connect: Connect, url: str) -> None:
+        objects = connect(url).objects
+        for id in ("a", "b", "c", "d"):
+            objects.put_if("box", id, b"x" * 100 if id == "c" else "x" * 98, MustCreate(), labels={"id": id})
+        pages = {size: [record.id for record in objects.list("box", max_bytes=size)] for size in (1, 199, 200, 1000)}
+        assert pages == {1: ["a"], 199: ["a"], 200: ["a", "b"], 1000: ["a", "b", "c", "d"]}
+        assert [record.id for record in objects.list("box", after="b", limit=1, max_bytes=1000)] == ["c"]
+        assert [record.id for record in objects.list("box", labels={"id": "d"}, max_bytes=1)] == ["d"]
+        assert objects.list("box", after="d", max_bytes=1) == []
+        with pytest.raises(ValueError, match="max_bytes"):
+            objects.list("box", max_bytes=0)
+
     def test_a_selector_wants_all_its_labels(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects
         labels = [{}, {"team": "a"}, {"team": "a", "app.kubernetes.io/name": "x"}, {"team": "b", "empty": ""}]

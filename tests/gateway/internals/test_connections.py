@@ -5,9 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.gateway.connections import ConnectionLimits
+from holdfast.gateway.connections import MAX_UNSENT, ConnectionLimits
 
 TOTAL = 6
+
+
+def test_the_client_that_has_not_read_for_longest_is_closed_first_and_never_all() -> None:
+    limits, share = ConnectionLimits(TOTAL), MAX_UNSENT // 4
+    assert [limits.set_unsent(number, share) for number in range(4)] == [[]] * 4
+    assert limits.set_unsent(0, 0) == []
+    assert limits.set_unsent(4, share) == []
+    assert limits.set_unsent(5, 2 * share) == [1, 2]
+    assert limits.set_unsent(6, 9 * share) == [3, 4, 5]
+    limits.remove(6)
+    assert limits.set_unsent(7, share) == []
+
+
 steps = st.lists(st.tuples(st.sampled_from(["open", "busy", "idle", "close"]), st.integers(0, 11)), max_size=60)
 
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field, JsonValue
 
-import holdfast
 from holdfast.gateway.agents import config_editor, hooks, records, summaries, workers
 from holdfast.gateway.agents.correlation import create, folder_name
 from holdfast.gateway.agents.hooks import PRINTABLE
 from holdfast.gateway.agents.injection import inject
 from holdfast.gateway.agents.lifecycle import Agent, AgentCommand, Turn
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
+from holdfast.gateway.listing import list_page
 from holdfast.gateway.operators.models import LockAnswer
 from holdfast.gateway.problem import documented
 from holdfast.problem_json import Problem
@@ -43,14 +43,17 @@ class Announcement(BaseModel):
 
 class AgentPage(BaseModel):
     agents: list[Agent]
+    next: int | None = Field(description="`after` of the next page; null at the end.")
 
 
 class AgentCommandPage(BaseModel):
     commands: list[AgentCommand]
+    next: int | None = Field(description="`after` of the next page; null at the end.")
 
 
 class TurnPage(BaseModel):
     turns: list[Turn]
+    next: int | None = Field(description="`after` of the next page; null at the end.")
 
 
 class Injection(BaseModel):
@@ -89,8 +92,9 @@ async def advisory_locks(gateway: CurrentGateway) -> AdvisoryLocks:
 @router.get("/agents", responses=documented(422, 503))
 async def agents(gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentPage:
     """In the order of their numbers; the next page begins ``after`` the last one."""
-    page = await gateway.client.objects.list("@agent", after=records.key(after), limit=limit)
-    return AgentPage(agents=[records.parse(record).agent for record in page])
+    page, next = await list_page(gateway, "@agent", records.key(after), limit)
+    agents = [records.parse(record).agent for record in page]
+    return AgentPage(agents=agents, next=agents[-1].number if next else None)
 
 
 @router.post("/agents", status_code=201, responses=documented(409, 422, 503))
@@ -119,12 +123,14 @@ async def agent(number: Number, gateway: CurrentGateway) -> Agent:
 
 @router.get("/agents/{number}/commands", responses=documented(404, 422, 503))
 async def commands(number: Number, gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> AgentCommandPage:
-    return AgentCommandPage(commands=await _list_parts(gateway.client, "@command", number, after, limit))
+    parts, next = await _list_parts(gateway, "@command", number, after, limit)
+    return AgentCommandPage(commands=parts, next=next)
 
 
 @router.get("/agents/{number}/turns", responses=documented(404, 422, 503))
 async def turns(number: Number, gateway: CurrentGateway, after: After = 0, limit: Limit = 100) -> TurnPage:
-    return TurnPage(turns=await _list_parts(gateway.client, "@turn", number, after, limit))
+    parts, next = await _list_parts(gateway, "@turn", number, after, limit)
+    return TurnPage(turns=parts, next=next)
 
 
 @router.post("/agents/{number}/injection", responses=documented(404, 422, 503))
@@ -156,14 +162,16 @@ async def summary(number: Number, command: Number, gateway: CurrentGateway, resp
     return Summary(**stored)
 
 
-async def _list_parts(client: holdfast.AsyncClient, kind: str, number: int, after: int, limit: int) -> list[Any]:
-    """Commands or turns of an agent, with those that the agent's last commit has not written yet."""
-    stored = await records.read_or_404(client, number)
-    parts = {
-        record.payload["number"]: record.payload
-        for record in await records.list_parts(client, kind, number, after=after, limit=limit)
-    }
+async def _list_parts(gateway: Gateway, kind: str, number: int, after: int, limit: int) -> tuple[list[Any], int | None]:
+    """A page of commands or turns of an agent, with those that the agent's last commit has not written yet, and where
+    the next page begins."""
+    stored, of_agent = await records.read_or_404(gateway.client, number), f"{records.key(number)}."
+    page, next = await list_page(gateway, kind, records.key(number, after), limit)
+    parts = {record.payload["number"]: record.payload for record in page if record.id.startswith(of_agent)}
+    is_last = next is None or not next.startswith(of_agent)
     for part in stored.pending:
-        if records.kind_of(part) == kind and part.number > after and records.is_newer(part, parts.get(part.number)):
+        is_here = part.number > after and (is_last or part.number <= max(parts))
+        if records.kind_of(part) == kind and is_here and records.is_newer(part, parts.get(part.number)):
             parts[part.number] = part
-    return [parts[number] for number in sorted(parts)][:limit]
+    numbers = sorted(parts)[:limit]
+    return [parts[each] for each in numbers], None if is_last and len(parts) <= limit else numbers[-1]

@@ -17,6 +17,8 @@ MAX_OPERATIONS = 200
 """Operations that are counted by status."""
 MAX_RECORDS = 500
 """Sandboxes, agents and sessions that are read, of each."""
+MAX_BYTES = 4 << 20
+"""Of their payloads, of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ async def _read(gateway: Gateway, base: Snapshot) -> Snapshot:
             *await client.operations.list(status="partial", limit=100),
             *await client.operations.list(status="running", limit=100),
         ],
-        sandboxes=await client.objects.list("@sandbox", limit=MAX_RECORDS),
-        agents=await client.objects.list("@agent", limit=MAX_RECORDS),
-        sessions=await client.objects.list("@session", limit=MAX_RECORDS),
+        sandboxes=await client.objects.list("@sandbox", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
+        agents=await client.objects.list("@agent", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
+        sessions=await client.objects.list("@session", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
         violations=violations,
     )
 

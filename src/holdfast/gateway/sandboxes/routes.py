@@ -18,6 +18,7 @@ from fastapi.responses import StreamingResponse
 import holdfast
 from holdfast.commands.gateway import to_be_deleted
 from holdfast.gateway.context import CurrentGateway, Gateway
+from holdfast.gateway.listing import list_page
 from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import documented
 from holdfast.gateway.sandboxes import records
@@ -73,9 +74,10 @@ async def list_(
     after: Annotated[str | None, Query(description="The next of the page before.", max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Any:
-    """In the order of their ids: what is created or deleted on other pages does not move a page."""
-    page = await gateway.client.objects.list(TYPE, labels=_parse_labels(label), after=after or None, limit=limit)
-    return {"items": [records.answer(record) for record in page], "next": page[-1].id if len(page) == limit else None}
+    """In the order of their ids: what is created or deleted on other pages does not move a page. Large sandboxes end
+    a page before its limit."""
+    page, next = await list_page(gateway, TYPE, after or None, limit, _parse_labels(label))
+    return {"items": [records.answer(record) for record in page], "next": next}
 
 
 @router.patch("/{id}", response_model=SandboxAnswer, responses=documented(400, 404, 409, 412, 422, 428, 503))

@@ -1,7 +1,7 @@
 drop function holdfast.object_changes(bigint, pg_snapshot, text, pg_snapshot, bigint, text, text, int, boolean);
 drop function holdfast.object_cursor();
 drop function holdfast.object_newest(pg_snapshot);
-drop function holdfast.object_list(text, jsonb, text, int);
+drop function holdfast.object_list(text, jsonb, text, int, bigint);
 drop function holdfast.object_get_by_name(text, text);
 drop function holdfast.object_get(text, text);
 drop function holdfast.object_delete_if(text, text, bigint, text, uuid, uuid, boolean, boolean);

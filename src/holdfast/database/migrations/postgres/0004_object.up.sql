@@ -422,7 +422,9 @@ begin
 end $$;
 
 -- Ordered by id, starting behind "after": inserts and deletes on earlier pages do not shift this one.
-create function holdfast.object_list(type text, selector jsonb default null, after text default null, max_rows int default 100)
+-- With max_bytes: the first one, and the next ones as long as the payloads have no more bytes in all.
+create function holdfast.object_list(type text, selector jsonb default null, after text default null, max_rows int default 100,
+    max_bytes bigint default null)
 returns table (id text, name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 #variable_conflict use_column
@@ -430,11 +432,26 @@ begin
     if object_list.type like '@%' then
         perform holdfast.check_type(object_list.type);
     end if;
+    if object_list.max_bytes is null then
+        return query select x.id, x.name, x.body, x.raw, x.labels, x.version,
+               date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
+          from holdfast.object x
+         where x.type = object_list.type and x.id > coalesce(after, '') and x.labels @> coalesce(selector, '{}')
+         order by x.type, x.id limit max_rows;
+        return;
+    end if;
     return query select x.id, x.name, x.body, x.raw, x.labels, x.version,
            date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
-      from holdfast.object x
-     where x.type = object_list.type and x.id > coalesce(after, '') and x.labels @> coalesce(selector, '{}')
-     order by x.type, x.id limit max_rows;
+      from (
+        select page.id, row_number() over steps as place, sum(page.bytes) over steps as bytes
+          from (
+            select y.type, y.id, coalesce(octet_length(y.body), octet_length(y.raw)) as bytes from holdfast.object y
+             where y.type = object_list.type and y.id > coalesce(after, '') and y.labels @> coalesce(selector, '{}')
+             order by y.type, y.id limit max_rows) page
+        window steps as (order by page.type, page.id)) within
+      join holdfast.object x on x.type = object_list.type and x.id = within.id
+     where within.place = 1 or within.bytes <= object_list.max_bytes
+     order by x.type, x.id;
 end $$;
 
 -- The newest change that the snapshot sees, as "xid.version.token", or an empty text. A cursor carries it: where a restore has lost
@@ -508,7 +525,7 @@ revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint,
     holdfast.check_type(text), holdfast.check_payload(text, bytea), holdfast.check_labels(jsonb),
     holdfast.object_put_if(text, text, text, bigint, text, jsonb, bytea, text, uuid, uuid, boolean, boolean),
     holdfast.object_delete_if(text, text, bigint, text, uuid, uuid, boolean, boolean), holdfast.object_get(text, text),
-    holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int), holdfast.object_cursor(),
+    holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int, bigint), holdfast.object_cursor(),
     holdfast.object_changes(bigint, pg_snapshot, text, pg_snapshot, bigint, text, text, int, boolean) from public;
 
 insert into holdfast.schema_version (version, name) values (4, 'object');
