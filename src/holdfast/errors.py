@@ -14,7 +14,7 @@
     ├ CursorExpired          the changes since then were trimmed: list, and watch from now on
     ├ OperationInProgress    another attempt is running, or holds the lock that it needs
     ├ OperationFailed        it failed for good, was left half done, or a condition does not hold
-    ├ KeyReused              the same key with another payload
+    ├ KeyReused              the same key with another payload, or of another operation
     ├ PolicyDenied           a rule forbids it: a closed gate, no guard, no actor or reason, the policy of a dataset
     ├ SchemaMismatch         names the command to run
     ├ SessionUnsafe          a pooler or the server has no session in which a lock can live
@@ -128,7 +128,8 @@ class OperationFailed(HoldfastError):
 
 
 class KeyReused(HoldfastError):
-    """This key belongs to an operation with another payload: a retry sends the same, and a new operation a new key."""
+    """This key belongs to an operation with another payload, or to another operation: a retry sends the same, and a
+    new operation a new key."""
 
     def __init__(self, message: str, *, key: str, label: str) -> None:
         super().__init__(message)

@@ -34,16 +34,20 @@ _MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
 """A Monday, at midnight. Spans are counted from it, so weeks begin on Monday and days at midnight."""
 
 
+def _check_sha256(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+    if len(value) != 64 or not set(value) <= _HEX:
+        raise ValueError(f"{what} must be a sha256 of 64 digits 0-9 and a-f, not {value!r:.80}")
+    return str(value)
+
+
 class _HashedParams(Mapping[str, Any]):
     """Parameters of which only the hash is known. In the field ``params``, so that ``dataclasses.replace`` keeps the
     hash as long as it keeps the parameters, and drops it with them."""
 
     def __init__(self, params_hash: str) -> None:
-        if not isinstance(params_hash, str):
-            raise TypeError(f"params_hash must be a str, not {type(params_hash).__name__}")
-        if len(params_hash) != 64 or not set(params_hash) <= _HEX:
-            raise ValueError(f"params_hash must be a sha256 of 64 digits 0-9 and a-f, not {params_hash!r:.80}")
-        self.params_hash = str(params_hash)
+        self.params_hash = _check_sha256(params_hash, "params_hash")
 
     def __getitem__(self, name: str) -> Any:
         raise KeyError(name)
@@ -64,8 +68,10 @@ class OperationKey:
 
     ``version`` of the code, ``checksum`` of its input, ``params`` it runs with, ``bucket``: the span of time that it is
     for. Another value of any of these makes another operation. ``params_hash`` in place of ``params``: their sha256, as
-    hex, from a caller that has no more than that. ``shards``: over how many locks the keys of one dataset and operation
-    are spread; it is not a part of the identity, and may be changed later.
+    hex, from a caller that has no more than that. ``digest`` in place of the sha256 of all these parts: from a system
+    that has its own; ``dataclasses.replace`` drops it. An operation belongs to the pipeline, task, dataset, operation,
+    checksum and parameters of its first attempt: others with its digest are KeyReused. ``shards``: over how many locks
+    the keys of one dataset and operation are spread; it is not a part of the identity, and may be changed later.
     """
 
     pipeline: str
@@ -80,11 +86,13 @@ class OperationKey:
     params_hash: str = field(init=False, repr=False)
     digest: str = field(init=False, repr=False)
     """sha256, as hex: identifies the operation in the log."""
+    _parts_digest: str | None = field(init=False, repr=False, default=None)
+    """sha256 of the parts when ``digest`` was given, else None."""
 
     def __init__(
         self, *, pipeline: str, task: str, dataset: str, operation: str, version: str | None = None,
         checksum: str | None = None, params: Mapping[str, Any] = _EMPTY, bucket: str | None = None, shards: int = 1,
-        params_hash: str | None = None,
+        params_hash: str | None = None, digest: str | None = None,
     ) -> None:  # fmt: skip
         if params_hash is not None:
             if params is not _EMPTY:
@@ -97,6 +105,10 @@ class OperationKey:
             params=params, bucket=bucket, shards=shards,
         )  # fmt: skip
         self.__post_init__()
+        if digest is not None:
+            given = _check_sha256(digest, "digest")
+            if given != self.digest:
+                self.__dict__.update(digest=given, _parts_digest=self.digest)
 
     def __post_init__(self) -> None:
         for name, part in zip(_NAMES, _parts(self), strict=True):
@@ -157,6 +169,7 @@ class PlainKey:
     checksum: ClassVar[None] = None
     bucket: ClassVar[None] = None
     params_hash: ClassVar[None] = None
+    _parts_digest: ClassVar[None] = None
     shard: ClassVar[None] = None
 
     digest: str = field(init=False, repr=False, compare=False)

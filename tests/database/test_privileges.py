@@ -91,7 +91,9 @@ HARMLESS = {
     "check_savepoint": "'1'::xid", "clock_number": "", "random_space": "",
     "snapshot_time": "", "schedule_micros": "",
     "commit_check": "", "lock_end_session": "1, 1", "audit_check": "'jane', 'why'",
-    "check_entries": "'[]'",
+    "check_entries": "'[]'", "says_reset": "'{}'", "operation_origin": "null",
+    "operation_is_of": "null, null, null, null, null, null, null",
+    "operation_count": "null, 'x', 'failure', 1, 1, 1",
     "object_late": "", "lock_key": "'x'",
     "dataset_lock": "'x'", "policy_matches": "'x', '*'", "dataset_form": "'x'", "wal_late": "", "policy_check": "",
     "wal_settle": "", "relay_settle": "", "object_settle": "", "history_trim": "",
@@ -214,7 +216,7 @@ FORGED = [
 ]
 OVERWRITTEN = [
     """operation_write(%(key)s, %(at)s, '9:x', 9, '[]', 'failure', 1, 1, null, null, null, null, null, false, 0, null,
-        %(owner)s, null, null, null, 'l', null, null, 'd', 'o', null, null)""",
+        %(owner)s, null, null, null, 'l', 'p', 't', 'd', 'o', null, %(params)s)""",
     """operation_finish_many(%(key)s, %(at)s, '9:x', '9', '[]', 'failure', '', '', '', '0', 'false', '', null, 'mine',
         %(token)s)""",
 ]
@@ -232,7 +234,7 @@ def test_the_operations_of_others_are_not_written_nor_their_entries_forged(app_u
         def run() -> int:
             find = "select l.pointer, l.owner from holdfast.operation_list(null, null, %s, 1) l"
             [(pointer, owner)] = attacker.execute(find, (key.digest,)).fetchall()
-            running = {"key": key.digest, "at": pointer, "owner": owner, **token}
+            running = {"key": key.digest, "at": pointer, "owner": owner, "params": key.params_hash, **token}
             for attack in OVERWRITTEN:
                 attacker.execute(f"select holdfast.{attack}".encode(), running)
             return 7

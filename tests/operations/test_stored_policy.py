@@ -163,22 +163,47 @@ class Forger:
     def __init__(self, client: holdfast.Client, version: int) -> None:
         self._client, self.version = client, version
 
-    def write(self, key: holdfast.OperationKey, status: str, *entries: Any, owner: str | None = None) -> None:
-        encoded = [encode_entry(number, kind, 1, 0, 1.7e9, detail) for number, (kind, detail) in enumerate(entries, 1)]
-        last_hash, text = link_entries(hash_prefix(key.digest), "", encoded)
+    def write(
+        self, key: holdfast.OperationKey, status: str, *entries: Any, owner: str | None = None, after: str | None = None
+    ) -> str:
+        """``after``: the pointer that the row has. Returns the one that it has then."""
+        number, previous = (0, "") if after is None else (int(after.partition(":")[0]), after.partition(":")[2])
+        encoded = [
+            encode_entry(number, kind, 1, 0, 1.7e9, detail) for number, (kind, detail) in enumerate(entries, number + 1)
+        ]
+        last_hash, text = link_entries(hash_prefix(key.digest), previous, encoded)
+        pointer = f"{number + len(entries)}:{last_hash}"
         row = {
             "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,
             "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash, "fingerprint": None,
             "rollback": None, "status": status, "attempt": 1, "fence": 0, "effect_started": True, "outbox": None,
             "result": None, "result_hash": None, "error": None, "keep": None, "owner": owner, "token": None,
-            "lock": None, "failures": 0, "expected": None, "pointer": f"{len(entries)}:{last_hash}", "number": 1,
-            "entries": text,
+            "lock": None, "failures": 0, "expected": after, "pointer": pointer, "number": number + 1, "entries": text,
         }  # fmt: skip
         [answer] = self._client._engine.call("operation_write", row)
         assert answer["state"] == "done"
+        return pointer
 
     def claimed(self, **detail: Any) -> tuple[str, Any]:
         return "claimed", {"policy": self.version, **detail}
+
+
+def test_an_attempt_has_one_claim_and_its_end_has_no_other_actor(either: str) -> None:
+    """The claim is what was checked: a later entry that names another actor or another reason would take its place."""
+    version = store(either, {"wells": {"requires": ["actor"]}})
+    wells = key("wells")
+    with holdfast.Client(either) as client:
+        forger = Forger(client, version)
+        jane, joe = forger.claimed(actor="jane"), forger.claimed(actor="joe")
+        with pytest.raises(holdfast.Refused, match="attempt 1 is claimed twice"):
+            forger.write(wells, "success", jane, joe, ("success", None))
+        claimed = forger.write(wells, "partial", jane)
+        for entries in ([joe], [joe, ("success", None)]):
+            with pytest.raises(holdfast.Refused, match="attempt 1 is claimed twice"):
+                forger.write(wells, "success", *entries, after=claimed)
+        with pytest.raises(holdfast.Refused, match="belongs to another operation"):
+            forger.write(key("roads", digest=wells.digest), "success", ("success", None), after=claimed)
+        forger.write(wells, "success", ("success", None), after=claimed)
 
 
 def test_nothing_that_writes_the_log_gets_past_the_stored_policy(either: str, monkeypatch: pytest.MonkeyPatch) -> None:

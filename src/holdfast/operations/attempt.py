@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.database import driver_errors
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
-from holdfast.errors import EngineError, OperationFailed, OperationInProgress, PolicyDenied
+from holdfast.errors import EngineError, KeyReused, OperationFailed, OperationInProgress, PolicyDenied
 from holdfast.operations.decide import (
+    KEY_REUSED,
     OVERRUN,
     POLICY_CHANGED,
     POLICY_DENIES,
@@ -36,6 +37,7 @@ from holdfast.operations.decide import (
     in_progress,
     is_transient,
     is_unanswered,
+    key_reused,
     refusal,
 )
 from holdfast.operations.log import LogEntry, fold, parse_entries
@@ -206,6 +208,8 @@ class Attempt(ABC):
     def decide(self, prior: Prior) -> Decision:
         """What to do, given the row of the operation."""
         spec, terms = self.spec, self.spec.terms
+        if not prior.belongs_to(spec.key):
+            return Decision.FOREIGN
         return decide(
             prior, spec.fingerprint, attempts=terms.retry.attempts, on_partial=terms.on_partial,
             undoes=spec.rollback is not None, approved=self._policy is not None and self._policy.is_approved,
@@ -392,10 +396,14 @@ class Attempt(ABC):
 
     # Errors
 
-    def policy_error(self, error: BaseException) -> PolicyDenied | None:
-        """The error in the place of one with which the database refuses what the stored policy forbids."""
+    def refusal_of(self, error: BaseException) -> PolicyDenied | KeyReused | None:
+        """The error in the place of one with which the database refuses what the stored policy forbids, or a key that
+        belongs to another operation."""
+        sqlstate = driver_errors.sqlstate(error)
+        if sqlstate == KEY_REUSED:
+            return key_reused(self.spec.key)
         kinds = {POLICY_CHANGED: PolicyChanged, POLICY_DENIES: PolicyDenied}
-        kind = None if isinstance(error, PolicyDenied) else kinds.get(driver_errors.sqlstate(error) or "")
+        kind = None if isinstance(error, PolicyDenied) else kinds.get(sqlstate or "")
         if kind is None:
             return None
         message = driver_errors.message(error).removeprefix(f"{self.spec.engine.database}: ")

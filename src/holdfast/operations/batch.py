@@ -57,6 +57,8 @@ FINISH_COLUMNS = (
 )  # fmt: skip
 """The parameters of ``operation_claim_many`` and ``operation_finish_many``, one list for all operations."""
 
+_SETTLED = (Decision.REPLAY, Decision.FOREIGN, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED)
+"""For these the log has the outcome."""
 EndColumns = Sequence[str | None]
 """The last seven of FINISH_COLUMNS, of one operation."""
 
@@ -162,7 +164,7 @@ class Batch:
         decision = attempt.decide(prior)
         if decision is Decision.RUNNING and (spec.terms.when_locked != "skip" or self._has_lost_owner()):
             return None
-        if decision not in (Decision.REPLAY, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED):
+        if decision not in _SETTLED:
             return None  # also for the other refusals, because a review may have approved another attempt
         attempt.telemetry = new_run_telemetry(spec) if telemetry.listeners else None
         try:
@@ -219,8 +221,10 @@ class BatchPart:
         lock_detail = batch_spec.lock_detail(self._grant.name)
 
         @cache  # most operations of a batch begin with the same entries
-        def first_entries(fingerprint: str | None, version: str | None, bucket: str | None) -> list[EncodedEntry]:
-            claim = batch_spec.claim_entries(fingerprint, version, bucket)
+        def first_entries(
+            fingerprint: str | None, version: str | None, bucket: str | None, parts: str | None
+        ) -> list[EncodedEntry]:
+            claim = batch_spec.claim_entries(fingerprint, version, bucket, parts)
             entries = [("lock_acquired", lock_detail), *claim, ("effect_started", None)]
             return [
                 encode_entry(number, kind, 1, fence, self._prior.now, detail)
@@ -230,7 +234,7 @@ class BatchPart:
         claims = []
         for digest, spec in self._specs.items():
             key = spec.key
-            entries = first_entries(spec.fingerprint, key.version, key.bucket)
+            entries = first_entries(spec.fingerprint, key.version, key.bucket, key._parts_digest)
             last_hash, text = link_entries(hash_prefix(digest), "", entries)
             self._claimed[digest] = pointer = f"{len(entries)}:{last_hash}"
             claims.append((
@@ -365,7 +369,7 @@ class BatchPart:
         try:
             answer = engine.call(statement, {**parameters, **data, "owner": grant.name, "token": grant.token})
         except Refused as error:
-            if (denied := self._attempt.policy_error(error)) is not None:
+            if (denied := self._attempt.refusal_of(error)) is not None:
                 raise denied from error
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise

@@ -56,6 +56,8 @@ FINISH_COLUMNS = (
 )  # fmt: skip
 """The parameters of ``operation_claim_many`` and ``operation_finish_many``, one list for all operations."""
 
+_SETTLED = (Decision.REPLAY, Decision.FOREIGN, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED)
+"""For these the log has the outcome."""
 EndColumns = Sequence[str | None]
 """The last seven of FINISH_COLUMNS, of one operation."""
 
@@ -161,7 +163,7 @@ class AsyncBatch:
         decision = attempt.decide(prior)
         if decision is Decision.RUNNING and (spec.terms.when_locked != "skip" or await self._has_lost_owner()):
             return None
-        if decision not in (Decision.REPLAY, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED):
+        if decision not in _SETTLED:
             return None  # also for the other refusals, because a review may have approved another attempt
         attempt.telemetry = new_run_telemetry(spec) if telemetry.listeners else None
         try:
@@ -218,8 +220,10 @@ class AsyncBatchPart:
         lock_detail = batch_spec.lock_detail(self._grant.name)
 
         @cache  # most operations of a batch begin with the same entries
-        def first_entries(fingerprint: str | None, version: str | None, bucket: str | None) -> list[EncodedEntry]:
-            claim = batch_spec.claim_entries(fingerprint, version, bucket)
+        def first_entries(
+            fingerprint: str | None, version: str | None, bucket: str | None, parts: str | None
+        ) -> list[EncodedEntry]:
+            claim = batch_spec.claim_entries(fingerprint, version, bucket, parts)
             entries = [("lock_acquired", lock_detail), *claim, ("effect_started", None)]
             return [
                 encode_entry(number, kind, 1, fence, self._prior.now, detail)
@@ -229,7 +233,7 @@ class AsyncBatchPart:
         claims = []
         for digest, spec in self._specs.items():
             key = spec.key
-            entries = first_entries(spec.fingerprint, key.version, key.bucket)
+            entries = first_entries(spec.fingerprint, key.version, key.bucket, key._parts_digest)
             last_hash, text = link_entries(hash_prefix(digest), "", entries)
             self._claimed[digest] = pointer = f"{len(entries)}:{last_hash}"
             claims.append((
@@ -364,7 +368,7 @@ class AsyncBatchPart:
         try:
             answer = await engine.call(statement, {**parameters, **data, "owner": grant.name, "token": grant.token})
         except Refused as error:
-            if (denied := self._attempt.policy_error(error)) is not None:
+            if (denied := self._attempt.refusal_of(error)) is not None:
                 raise denied from error
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise

@@ -1,6 +1,7 @@
 """What to do with an operation, decided from its row in the log, and what its errors mean. Pure: no database, no clock.
 
 row in the log                              decision
+of another operation                        FOREIGN, see ``Prior.belongs_to``
 none, expired, or reset                     EXECUTE
 other payload                               MISMATCH
 success, result kept / not kept             REPLAY / EXPIRED
@@ -28,6 +29,8 @@ Row = Mapping[str, Any]
 
 POLICY_DENIES, POLICY_CHANGED = "HF005", "HF006"
 """The stored policy forbids it; the attempt was checked under another version of it."""
+KEY_REUSED = "HF007"
+"""Another operation has this key."""
 _TRANSIENT = frozenset({
     "40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300", POLICY_DENIES,
     POLICY_CHANGED,
@@ -41,18 +44,19 @@ _UNANSWERED = frozenset({"ConnectionError", "ConnectError", "TimeoutError", "Tim
 
 @dataclass(frozen=True)
 class StoredKey:
-    """The key of an operation that is in the log: only its digest, label and dataset."""
+    """The key of an operation that is in the log, of which its row has no version or bucket."""
 
     digest: str
     label: str
-    pipeline: None = None
-    task: None = None
     dataset: str | None = None
-    operation: None = None
+    pipeline: str | None = None
+    task: str | None = None
+    operation: str | None = None
+    checksum: str | None = None
+    params_hash: str | None = None
     version: None = None
-    checksum: None = None
     bucket: None = None
-    params_hash: None = None
+    _parts_digest: None = None
     shard: None = None
     lock_key: None = None
 
@@ -60,10 +64,15 @@ class StoredKey:
 Key = OperationKey | PlainKey | StoredKey
 
 
+ORIGIN = ("pipeline", "task", "dataset", "operation", "checksum", "params_hash")
+"""The parts of a key that the row of its operation has."""
+
+
 class Decision(Enum):
     EXECUTE = "execute"
     REPLAY = "return the recorded result"
     EXPIRED = "report success without a result: it is not kept any more"
+    FOREIGN = "refuse: the key belongs to another operation"
     MISMATCH = "refuse: another payload"
     RUNNING = "wait for the live owner"
     ROLL_BACK = "roll back, then execute"
@@ -90,6 +99,8 @@ class Prior(NamedTuple):
     alive: bool
     expired: bool
     now: float
+    origin: str | None = None
+    """What the operation belongs to since its first claim, as JSON: the values of ``ORIGIN``."""
 
     @classmethod
     def from_row(cls, row: Row) -> Prior:
@@ -119,6 +130,11 @@ class Prior(NamedTuple):
     def error_fields(self) -> dict[str, Any]:
         """The recorded error, see ``error_record``; empty when there is none."""
         return json.loads(self.error) if self.error else {}
+
+    def belongs_to(self, key: Key) -> bool:
+        """Whether the row is that of this operation, or of none. An operation with another dataset, say, may have the
+        same digest if that was given: its policy and its lock would be other ones."""
+        return self.origin is None or json.loads(self.origin) == [getattr(key, name) for name in ORIGIN]
 
     def value(self) -> Any:
         return result_codec.decode(bytes.fromhex(self.result or ""))
@@ -206,8 +222,10 @@ def backoff_delay(
 
 
 def refusal(decision: Decision, prior: Prior, key: Key) -> HoldfastError:
-    """The error to raise for MISMATCH, REFUSE_FAILED, EXHAUSTED and REFUSE_PARTIAL."""
+    """The error to raise for FOREIGN, MISMATCH, REFUSE_FAILED, EXHAUSTED and REFUSE_PARTIAL."""
     what = f"operation {key.label!r}"
+    if decision is Decision.FOREIGN:
+        return key_reused(key)
     if decision is Decision.MISMATCH:
         return KeyReused(
             f"{what} was begun with another payload: a retry has to send the same one, and a new operation needs a new "
@@ -230,6 +248,14 @@ def refusal(decision: Decision, prior: Prior, key: Key) -> HoldfastError:
         )
     status = prior.status or "failure"
     return OperationFailed(message, key=key.digest, label=key.label, status=status, error=prior.error_fields or None)
+
+
+def key_reused(key: Key) -> KeyReused:
+    return KeyReused(
+        f"operation {key.label!r}: its key {key.digest} belongs to another operation, with another "
+        f"{', '.join(ORIGIN[:-1])} or parameters: a new operation needs a new key",
+        key=key.digest, label=key.label,
+    )  # fmt: skip
 
 
 def in_progress(

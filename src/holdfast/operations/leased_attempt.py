@@ -208,7 +208,7 @@ class LeasedAttempt(Attempt):
         except BaseException as error:
             if grants:
                 grants[0]._abandon()
-            if (denied := self.policy_error(error)) is not None:
+            if (denied := self.refusal_of(error)) is not None:
                 raise denied from error
             raise
         answer = handle.answer
@@ -324,7 +324,8 @@ class LeasedAttempt(Attempt):
         else:
             op._add_entry("lock_acquired", self.lock_detail())
         approval = None if self._policy is None else self._policy.approval
-        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket, approval))
+        key = spec.key
+        op._add_claim(spec.claim_entries(spec.fingerprint, key.version, key.bucket, key._parts_digest, approval))
         if not spec.checks.before and not spec.terms.options.marks_effect and not is_sensitive:
             op._has_begun = True
             op._add_entry("effect_started")
@@ -467,7 +468,7 @@ class LeasedAttempt(Attempt):
         try:
             [answer] = self.spec.engine.call(statement, row, again={"again": True})
         except Refused as error:
-            if (denied := self.policy_error(error)) is not None:
+            if (denied := self.refusal_of(error)) is not None:
                 raise denied from error
             if error.sqlstate != driver_errors.SQLSTATE:
                 raise

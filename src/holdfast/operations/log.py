@@ -278,7 +278,7 @@ def _encode_head(number: int, kind: str, attempt: int, fence: int) -> EncodedEnt
 
 _ARCHIVED_FIELDS = (
     "status", "attempt", "fence", "effect_started", "checkpoints", "result_hash", "error", "remembered", "fingerprint",
-    "failures", "open", "owner", "rollback", "keep", "version", "bucket", "resets", "sovereignty",
+    "failures", "open", "owner", "rollback", "keep", "version", "bucket", "parts", "resets", "sovereignty",
 )  # fmt: skip
 """The fields of a state that its ``archived`` entry carries."""
 _NO_ATTEMPT: dict[str, Any] = {
@@ -320,7 +320,9 @@ class OperationState:
     """Seconds for which its result is kept; None: for ever."""
     version: str | None = None
     bucket: str | None = None
-    """``version`` and ``bucket`` are parts of the key that only the entries have."""
+    """``version`` and ``bucket`` are parts of the key of the first attempt that only the entries have."""
+    parts: str | None = None
+    """The digest of its parts, if the digest of the key was given."""
     resets: int = 0
     sovereignty: bool = False
     number: int = 0
@@ -358,7 +360,7 @@ def _changes(state: OperationState, entry: LogEntry) -> dict[str, Any]:
             return _NO_ATTEMPT | {
                 "status": "partial", "attempt": entry.attempt, "open": True, "failures": state.failures,
                 "fingerprint": _optional_text(fields.get("fingerprint")),
-                "version": state.version or fields.get("version"), "bucket": state.bucket or fields.get("bucket"),
+                **({} if state.attempt else {name: fields.get(name) for name in ("version", "bucket", "parts")}),
             }  # fmt: skip
         case "lock_acquired":
             return _lock_acquired(state, entry.fields, entry.attempt)
@@ -700,7 +702,9 @@ def _matches_key(logged: LoggedOperation, state: OperationState) -> bool:
         return digest_of_text(label) == logged.operation
     version, bucket = state.version, state.bucket
     digest = digest_of(pipeline, task, dataset, operation, version, checksum, bucket, params_hash)
-    return digest == logged.operation and label == label_of(pipeline, task, dataset, operation, version, bucket)
+    return digest == (state.parts or logged.operation) and label == label_of(
+        pipeline, task, dataset, operation, version, bucket
+    )
 
 
 def _has_result(logged: LoggedOperation, state: OperationState) -> bool:

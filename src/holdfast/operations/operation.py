@@ -152,7 +152,7 @@ class Operation:
             return attempt.succeed(op, op.result)
         except BaseException as error:
             attempt.fail(op, error)
-            if (denied := attempt.policy_error(error)) is not None:
+            if (denied := attempt.refusal_of(error)) is not None:
                 raise denied from error
             raise
 
@@ -289,7 +289,7 @@ def _run_attempt(attempt: Attempt, function: Function, args: Any, kwargs: Any) -
         except BaseException as error:
             problem = attempt.leave(error) or error
             if not attempt.fail(op, problem):
-                problem = attempt.policy_error(problem) or problem
+                problem = attempt.refusal_of(problem) or problem
                 if problem is error:
                     raise
                 raise problem from error

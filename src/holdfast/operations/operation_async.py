@@ -157,7 +157,7 @@ class AsyncOperation:
             return await attempt.succeed(op, op.result)
         except BaseException as error:
             await attempt.fail(op, error)
-            if (denied := attempt.policy_error(error)) is not None:
+            if (denied := attempt.refusal_of(error)) is not None:
                 raise denied from error
             raise
 
@@ -294,7 +294,7 @@ async def _run_attempt(attempt: AsyncAttempt, function: Function, args: Any, kwa
         except BaseException as error:
             problem = attempt.leave(error) or error
             if not await attempt.fail(op, problem):
-                problem = attempt.policy_error(problem) or problem
+                problem = attempt.refusal_of(problem) or problem
                 if problem is error:
                     raise
                 raise problem from error

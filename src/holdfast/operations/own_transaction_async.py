@@ -139,7 +139,8 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
         if decision is Decision.ROLL_BACK:
             op._add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
         approval = None if self._policy is None else self._policy.approval
-        op._add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket, approval))
+        key = spec.key
+        op._add_claim(spec.claim_entries(spec.fingerprint, key.version, key.bucket, key._parts_digest, approval))
         op._has_begun = True  # not written before the end, and then it is true
         return op
 

@@ -1,5 +1,5 @@
 -- name: operation_get
-select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now, policy
+select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now, policy, origin
   from holdfast.operation_get(:key)
 
 -- name: operation_look
@@ -43,7 +43,7 @@ select holdfast.operation_end(cast(:told as text)) as state
 -- name: operation_claim_many
 select state, key, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback,
        effect_started, failures, alive,
-       expired, extract(epoch from clock_timestamp())::double precision as now
+       expired, origin, extract(epoch from clock_timestamp())::double precision as now
   from holdfast.operation_claim_many(
     :keys, :pointers, :entries, :labels, :fingerprints, :pipelines, :tasks, :datasets, :operations, :checksums, :params_hashes,
     :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)

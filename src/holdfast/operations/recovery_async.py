@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from holdfast.errors import HoldfastError, OperationFailed, PolicyDenied
-from holdfast.operations.decide import Key, Prior, correction_error, error_record, in_progress
+from holdfast.operations.decide import ORIGIN, Key, Prior, correction_error, error_record, in_progress
 from holdfast.operations.leased_attempt_async import AsyncLeasedAttempt
 from holdfast.operations.log import has_effect
 from holdfast.operations.op_async import AsyncOp
@@ -130,7 +131,9 @@ class AsyncRecovery:
         if prior.status is None or prior.alive:
             return None
         attempt.prior = prior
-        attempt.spec = attempt.spec._replace(fingerprint=prior.fingerprint)
+        spec = attempt.spec
+        key = replace(spec.key, **dict(zip(ORIGIN, json.loads(prior.origin or "[]"), strict=True)))
+        attempt.spec = spec._replace(key=key, fingerprint=prior.fingerprint)
         return prior
 
     def _op(self, prior: Prior) -> AsyncOp:

@@ -100,18 +100,19 @@ class OperationSpec(NamedTuple):
         return {name: value for name, value in fields.items() if value is not None}
 
     def claim_entries(
-        self, fingerprint: str | None, version: str | None, bucket: str | None, approval: int | None = None
-    ) -> list[tuple[str, dict[str, Any] | None]]:
+        self, fingerprint: str | None, version: str | None, bucket: str | None, parts: str | None,
+        approval: int | None = None,
+    ) -> list[tuple[str, dict[str, Any] | None]]:  # fmt: skip
         """Kind and detail of the entries that begin an attempt: who and why, the parts of the key that its row does not
-        have (so that the row can be proven by its key), the version of the stored policy, the review that allows the
-        attempt, and the mark of a sovereign dataset. Fingerprint, version and bucket are those of the key, except in a
-        batch, where this is the spec of the first of its operations."""
+        have (so that the row can be proven by its key), ``parts`` (which proves it if the digest was given), the
+        version of the stored policy, the review that allows the attempt, and the mark of a sovereign dataset. The first
+        four arguments are those of the key, except in a batch: there this is the spec of its first operation."""
         terms = self.terms
         detail: dict[str, Any] | None = None
-        if terms.actor or terms.justification or fingerprint or version or bucket:
+        if terms.actor or terms.justification or fingerprint or version or bucket or parts:
             fields = {
                 "actor": terms.actor, "justification": terms.justification, "fingerprint": fingerprint,
-                "version": version, "bucket": bucket,
+                "version": version, "bucket": bucket, "parts": parts,
             }  # fmt: skip
             detail = {name: value for name, value in fields.items() if value is not None}
         if self.lineage != NO_LINEAGE:
@@ -129,7 +130,7 @@ class OperationSpec(NamedTuple):
         key = self.key
         entries = [
             ("lock_acquired", self.lock_detail(self.lease_name)),
-            *self.claim_entries(self.fingerprint, key.version, key.bucket),
+            *self.claim_entries(self.fingerprint, key.version, key.bucket, key._parts_digest),
         ]
         if has_begun:
             entries.append(("effect_started", None))

@@ -1,6 +1,7 @@
 -- name: operation_get
 select status, fingerprint, result, result_hash, error, attempt, fence, wal_pointer as pointer, rollback, effect_started, failures, alive,
-       coalesce(expires_at <= {now}, 0) as expired, {now} as now, (select max(version) from holdfast_policy) as policy
+       coalesce(expires_at <= {now}, 0) as expired, {now} as now, (select max(version) from holdfast_policy) as policy,
+       case when status is not null then origin end as origin
   from (select 1) left join holdfast_operation on idem_key = :key;
 
 -- name: operation_look.gone
@@ -20,7 +21,7 @@ select json_object('state', case when exists (select 1 from holdfast_live where 
        'policy', (select max(version) from holdfast_policy), 'now', {now}, 'known', case when status is not null then json_object(
        'status', status, 'fingerprint', fingerprint, 'result', result, 'result_hash', result_hash, 'error', error, 'attempt', attempt, 'fence', fence,
        'pointer', wal_pointer, 'rollback', rollback, 'effect_started', effect_started, 'failures', failures, 'alive', alive,
-       'expired', coalesce(expires_at <= {now}, 0)) end) as answer
+       'expired', coalesce(expires_at <= {now}, 0), 'origin', '' || origin) end) as answer
   from (select 1) left join holdfast_operation on idem_key = :key;
 
 -- name: operation_claim.known
@@ -28,7 +29,7 @@ select json_object('state', case when exists (select 1 from holdfast_live where 
 select {now} as now, wal_pointer as pointer, case when status is not null then json_object(
        'status', status, 'fingerprint', fingerprint, 'result', result, 'result_hash', result_hash, 'error', error, 'attempt', attempt, 'fence', fence,
        'pointer', wal_pointer, 'rollback', rollback, 'effect_started', effect_started, 'failures', failures, 'alive', alive,
-       'expired', coalesce(expires_at <= {now}, 0)) end as known,
+       'expired', coalesce(expires_at <= {now}, 0), 'origin', '' || origin) end as known,
        status = 'partial' and exists (select 1 from holdfast_lease l where l.name = :name and l.token = :token and l.fence = o.fence) as ours
   from (select 1) left join holdfast_operation o on idem_key = :key;
 
@@ -37,6 +38,10 @@ select 1 from holdfast_live where name = :owner and token = :token;
 
 -- name: operation_write.changed
 select 'changed' as state where :expected is not (select wal_pointer from holdfast_idempotency_log where idem_key = :key);
+
+-- name: operation.origin
+select label, origin from holdfast_operation where idem_key = :key
+   and origin is not json_array(:pipeline, :task, :dataset, :operation, :checksum, :params_hash);
 
 -- name: operation_write.log
 insert into holdfast_idempotency_log values (:key, :pipeline, :task, :dataset, :operation, :status, :result_hash, {now}, {now}, :checksum, :params_hash, :pointer,
@@ -76,7 +81,7 @@ select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial
 
 -- name: operation_claim_many.others
 select null as state, g.idem_key as key, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
-       g.rollback, g.effect_started, g.failures, g.alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now
+       g.rollback, g.effect_started, g.failures, g.alive, coalesce(g.expires_at <= {now}, 0) as expired, g.origin, {now} as now
   from json_each(:rows) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
 
 -- name: operation_finish_many.outbox

@@ -9,12 +9,13 @@ PostgreSQL alone needs: ``lock`` and ``told``.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.database.sqlite_calls import Rows, Run, call, changes
 from holdfast.errors import Refused
 from holdfast.lease.sqlite_calls import lease_release, lease_take, refuse_take, refuses
-from holdfast.operations.decide import POLICY_DENIES
+from holdfast.operations.decide import KEY_REUSED, ORIGIN, POLICY_DENIES
 from holdfast.operations.log import encode_entry, hash_prefix, link_entries
 
 _LEASE_TERMS = ("holder", "ttl", "beat", "at_least", "solo", "session_key", "process")
@@ -28,6 +29,13 @@ def check_policy(run: Run, entries: dict[str, str]) -> None:
 
         for key, text in entries.items():
             check_entries(run, stored, key, text)
+
+
+def check_origin(run: Run, key: str, row: Mapping[str, Any]) -> None:
+    """Refused when the operation with this key belongs to another pipeline, task, dataset, operation, checksum or
+    params_hash than ``row``."""
+    for other in run("operation.origin", key=key, **{name: row.get(name) for name in ORIGIN}):
+        raise Refused(f"key {key} belongs to another operation, {other['label']!r}", KEY_REUSED)
 
 
 def _owners_live(run: Run, key: str | None, lease: str | None, dataset: str | None) -> Rows:
@@ -47,12 +55,21 @@ def operation_begin(run: Run, key: str, lease: str, **_: Any) -> Rows:
     return run("operation_begin.state", key=key, lease=lease)
 
 
-def _not_writable(
+def _not_correctable(
     run: Run, key: str, expected: str | None = None, owner: str | None = None, token: str | None = None, **_: Any
 ) -> Rows:
     if token is not None and not run("operation.lease", owner=owner, token=token):
         return [{"state": "fenced"}]
     return run("operation_write.changed", key=key, expected=expected)
+
+
+def _not_writable(
+    run: Run, key: str, expected: str | None = None, owner: str | None = None, token: str | None = None, **row: Any
+) -> Rows:
+    changed = _not_correctable(run, key, expected, owner, token)
+    if changed and changed[0]["state"] == "changed":
+        check_origin(run, key, row)
+    return changed
 
 
 @call("operation_write", "operation_end", answer=_not_writable)
@@ -64,9 +81,12 @@ def operation_write(
     attempt: int,
     expected: str | None = None,
     outbox: str | None = None,
+    corrects: bool = False,
     **row: Any,
 ) -> Rows:
     """``row`` holds the other columns of the log."""
+    if expected is not None and not corrects:
+        check_origin(run, key, row)
     run("operation_write.log", key=key, attempt=attempt, entries=entries, **row)
     if expected is not None:  # else they are in the row
         run("operation.entries", key=key, number=number, entries=entries)
@@ -87,6 +107,7 @@ def _not_claimable(run: Run, key: str, name: str, token: str, **terms: Any) -> R
     answer = {"known": None, "pointer": None, "now": None}
     for row in rows:
         if row["known"] is not None and not row["ours"]:
+            check_origin(run, key, terms)
             return [{"status": "known", **_NOT_GRANTED, **answer, "known": row["known"], "now": row["now"]}]
         answer |= {"pointer": row["pointer"], "now": row["now"]}
     return [{**lease, **answer} for lease in refuse_take(run, "operation", name=name, token=token, **terms)]
@@ -140,7 +161,7 @@ def _fenced(run: Run, owner: str, token: str, **_: Any) -> Rows:
     return [] if run("operation.lease", owner=owner, token=token) else [{"state": "fenced"}]
 
 
-@call(answer=_not_writable)
+@call(answer=_not_correctable)
 def operation_correct(
     run: Run, key: str, label: str, status: str, actor: str, reason: str, number: int | None = None,
     pointer: str | None = None, fence: int | None = None, **row: Any,
@@ -148,7 +169,8 @@ def operation_correct(
     """``operation_write`` of a reset (status failure), a completion (success) or a rollback (undone) by an operator. A
     reset and a completion close the reviews. Without ``pointer``: reset an operation that has no row."""
     if pointer is not None and number is not None:
-        operation_write(run, number=number, key=key, label=label, status=status, pointer=pointer, fence=fence, **row)
+        row |= {"key": key, "label": label, "status": status, "pointer": pointer, "fence": fence}
+        operation_write(run, number=number, corrects=True, **row)
     run("operation_correct.reviews", key=key, status=status, actor=actor, reason=reason)
     entry = {"label": label, "actor": actor, "reason": reason, "reviews": changes(run)}
     run("operation_correct.audit", key=key, status=status, fence=fence, **entry)

@@ -33,8 +33,8 @@ def check_entries(run: Run, stored: Row, key: str, text: str) -> None:
         if "actor" in entry.fields and entry.kind in ("reset", "rollback", "success"):
             _check_operator(row, datasets, entry)
         if entry.kind in ("claimed", "success"):
-            claim = _find_claim(run, key, entries, entry.attempt)
-            if problem := next(_problems(run, row, datasets, entry, claim, stored["version"]), None):
+            claims = _find_claims(run, key, entry.attempt)
+            if problem := next(_problems(run, row, datasets, entry, claims, stored["version"]), None):
                 _refuse(row, problem)
 
 
@@ -43,26 +43,20 @@ def _parse_policy(datasets: str) -> Policy:
     return Policy(json.loads(datasets))
 
 
-def _find_claim(run: Run, key: str, entries: Sequence[LogEntry], attempt: int) -> LogEntry | None:
-    pages = [entries]
-    if not _is_claim_of(attempt, entries):
-        rows = run("operation_entries", key=key, after_number=None, limit=-1)
-        pages = [parse_entries(key, row["entries"]) for row in rows]
-    return next((entry for page in reversed(pages) for entry in page if _is_claim_of(attempt, [entry])), None)
-
-
-def _is_claim_of(attempt: int, entries: Sequence[LogEntry]) -> bool:
-    return any(entry.kind == "claimed" and entry.attempt == attempt for entry in entries)
+def _find_claims(run: Run, key: str, attempt: int) -> list[LogEntry]:
+    rows = run("operation_entries", key=key, after_number=None, limit=-1)
+    entries = [entry for row in rows for entry in parse_entries(key, row["entries"])]
+    return [entry for entry in entries if entry.kind == "claimed" and entry.attempt == attempt]
 
 
 def _problems(
-    run: Run, row: Row, datasets: Sequence[Dataset], entry: LogEntry, claim: LogEntry | None, version: int
+    run: Run, row: Row, datasets: Sequence[Dataset], entry: LogEntry, claims: Sequence[LogEntry], version: int
 ) -> Iterator[str]:
     """What the policy forbids about a claim or a success."""
-    if claim is None:
+    if not claims:
         yield 'is governed by the stored policy, and this attempt has no entry "claimed"'
         return
-    given = {"checksum": row["checksum"], **{name: claim.fields.get(name) for name in _IN_CLAIM}}
+    given = {"checksum": row["checksum"], **{name: claims[-1].fields.get(name) for name in _IN_CLAIM}}
     is_claim, is_sensitive = entry.kind == "claimed", any(dataset.sensitive for dataset in datasets)
     if is_claim and given["policy"] != version:
         under = "none" if given["policy"] is None else f"version {given['policy']}"
@@ -71,6 +65,8 @@ def _problems(
             f"{under}",
             POLICY_CHANGED,
         )
+    if is_claim and len(claims) > 1:
+        yield f"is governed by the stored policy, and attempt {entry.attempt} is claimed twice"
     if not is_claim and "actor" in entry.fields:
         return  # an operator says that it happened
     required = {name for dataset in datasets for name in dataset.required}

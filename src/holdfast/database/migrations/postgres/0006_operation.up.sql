@@ -198,19 +198,68 @@ begin
                       and not b.dead and b.expires_at > holdfast.snapshot_time());
 end $$;
 
+-- What an operation belongs to, as a JSON array: pipeline, task, dataset, operation, checksum and params_hash of its first claim. Its policy
+-- and its lock follow from these, so nobody uses its key with others.
+create function holdfast.operation_origin(g holdfast.idempotency_log) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    return json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash);
+end $$;
+
+-- True, or HF007: another operation is claimed, ended or replayed under the key of this one.
+create function holdfast.operation_is_of(
+    g holdfast.idempotency_log, pipeline text, task text, dataset text, operation text, checksum text, params_hash text) returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if (g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)
+       is distinct from (pipeline, task, dataset, operation, checksum, params_hash) then
+        raise exception 'key % belongs to another operation, %', g.idem_key, quote_literal(g.label)
+            using errcode = 'HF007', detail = holdfast.operation_origin(g),
+                  hint = 'A new operation needs a new key. A retry has the pipeline, task, dataset, operation, checksum and parameters of the first attempt.';
+    end if;
+    return true;
+end $$;
+
+-- Whether a recorded error, JSON, has the field "reset". As text: an error may hold what PostgreSQL does not take as JSON.
+create function holdfast.says_reset(error text) returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    return coalesce(error ~ E'"(r|\\\\u0072)(e|\\\\u0065)(s|\\\\u0073)(e|\\\\u0065)(t|\\\\u0074)"\\s*:', false);
+end $$;
+
+-- The count of failed attempts after a write, if it follows from the row: else 42501. An attempt that failed counts, and one that was not
+-- ended by its owner when another attempt begins. A success ends the count, and so does the time for which it is kept; else
+-- only operation_correct sets it back. An owner may also say that its attempt was interrupted, or that it only recovers one: it counts less then.
+create function holdfast.operation_count(g holdfast.idempotency_log, label text, status text, attempt int, fence bigint, failures int) returns int
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    counted int := case when g.idem_key is null or g.status <> 'partial' and coalesce(g.expires_at <= clock_timestamp(), false)
+                          or holdfast.says_reset(g.error) then 0 else g.failures end;
+    dead int := (g.status is not distinct from 'partial' and (g.fence <> fence or fence = 0))::int;
+    least_count int := case status when 'success' then 0 when 'failure' then counted + dead + 1 when 'undone' then counted + dead
+                                   else counted + case when attempt > g.attempt then dead else 0 end end;
+    most int := case status when 'success' then 0 when 'failure' then least_count when 'undone' then counted + 1 else counted + dead end;
+begin
+    if failures is null or failures not between least_count and most then
+        raise exception 'operation % has % failed attempts after this write, not %', quote_literal(label), least_count, coalesce(failures::text, 'NULL')
+            using errcode = 'insufficient_privilege', hint = 'A success ends the count, and operation_correct sets it back.';
+    end if;
+    return failures;
+end $$;
+
 -- The state of an operation. The result is hex, so that every database driver returns the same. Stable, as operation_alive is.
 create function holdfast.operation_get(key text,
     out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
     out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean,
-    out now double precision, out policy bigint)
+    out now double precision, out policy bigint, out origin text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     holder text;
 begin
     select g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer, g.rollback, g.effect_started,
-           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false)
-      into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired
+           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false), holdfast.operation_origin(g)
+      into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired, origin
       from holdfast.idempotency_log g where g.idem_key = key;
     alive := false;
     if status = 'partial' and holder is not null then
@@ -253,7 +302,7 @@ begin
                 'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
                 'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
                 'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-                'expired', coalesce(g.expires_at <= clock_timestamp(), false))
+                'expired', coalesce(g.expires_at <= clock_timestamp(), false), 'origin', holdfast.operation_origin(g))
               from holdfast.idempotency_log g where g.idem_key = key),
            (select ',"policy":' || max(p.version) from holdfast.policy p)
       into state, known, policy;
@@ -295,7 +344,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     at timestamptz := clock_timestamp();
     bytes bytea := decode(result, 'hex');
-    until timestamptz := at + make_interval(secs => keep);
+    until timestamptz := case status when 'success' then at + make_interval(secs => keep) end;
 begin
     if lock is not null and not pg_try_advisory_xact_lock(lock) then
         state := 'busy';
@@ -306,9 +355,13 @@ begin
     end if;
     if not corrects then
         perform holdfast.check_entries(entries);
+        if holdfast.says_reset(error) then
+            raise exception 'an error with "reset" is written by operation_correct alone' using errcode = 'insufficient_privilege';
+        end if;
     end if;
     perform holdfast.wal_ready();
     if expected is null then
+        perform holdfast.operation_count(null, label, status, attempt, fence, failures);
         insert into holdfast.idempotency_log
         values (key, pipeline, task, dataset, operation, status, result_hash, at, at, checksum, params_hash, pointer,
                fingerprint, bytes, attempt, fence, error, until, label, owner, rollback, effect_started, failures,
@@ -317,13 +370,18 @@ begin
         update holdfast.idempotency_log g set status = operation_put.status, result_hash = operation_put.result_hash, updated_at = at,
                wal_pointer = pointer, fingerprint = operation_put.fingerprint, result = bytes, attempt = operation_put.attempt,
                fence = operation_put.fence, error = operation_put.error, expires_at = until, owner = operation_put.owner,
-               rollback = operation_put.rollback, effect_started = operation_put.effect_started, failures = operation_put.failures
+               rollback = operation_put.rollback, effect_started = operation_put.effect_started,
+               failures = case when corrects then operation_put.failures
+                               when holdfast.operation_is_of(g, pipeline, task, dataset, operation, checksum, params_hash)
+                               then holdfast.operation_count(g, label, operation_put.status, operation_put.attempt, operation_put.fence, operation_put.failures) end
          where g.idem_key = key and g.wal_pointer = expected and (corrects or g.status <> 'success' or g.expires_at <= at)
            -- an attempt that is running is written by its owner alone
            and (corrects or g.status <> 'partial' or g.owner is null or token is not null and g.owner = operation_put.owner
                 or not holdfast.operation_alive(g.owner, g.fence));
     end if;
     if not found then
+        perform holdfast.operation_is_of(g, pipeline, task, dataset, operation, checksum, params_hash)
+           from holdfast.idempotency_log g where g.idem_key = key and not corrects;
         state := 'changed';
         return;
     end if;
@@ -416,6 +474,7 @@ declare
     at timestamptz := clock_timestamp();
     logged text;
     owned bigint;
+    foreign_key boolean;
     lease record;
     claim text[];
     fenced text;
@@ -426,13 +485,18 @@ declare
 begin
     now := date_part('epoch', at);
     -- hot: a replay ends here
-    select g.status, g.fence, g.wal_pointer, json_build_object(
+    select g.status, g.fence, g.wal_pointer,
+           (g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash) is distinct from (f[8], f[9], f[10], f[11], f[12], f[13]),
+           json_build_object(
                'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
                'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
                'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-               'expired', coalesce(g.expires_at <= at, false))
-      into logged, owned, pointer, known from holdfast.idempotency_log g where g.idem_key = f[1];
+               'expired', coalesce(g.expires_at <= at, false), 'origin', holdfast.operation_origin(g))
+      into logged, owned, pointer, foreign_key, known from holdfast.idempotency_log g where g.idem_key = f[1];
     if found then
+        if foreign_key then
+            perform holdfast.operation_is_of(g, f[8], f[9], f[10], f[11], f[12], f[13]) from holdfast.idempotency_log g where g.idem_key = f[1];
+        end if;
         if logged = 'partial' then
             perform from holdfast.lease l where l.name = operation_claim.name and l.token = operation_claim.token and l.fence = owned;
         end if;
@@ -516,8 +580,8 @@ begin
             quote_literal(f[2])
             using errcode = 'HF003';
     end if;
-    if f[4] is null and f[19] is null and f[26] is null then
-        -- hot: new and without events, as nearly all are; see bench operation. The check of wal_ready() is inlined.
+    if f[4] is null and f[19] is null and f[26] is null and f[8] = 'success' and f[14] is null and f[17] = '0' then
+        -- hot: new, a success and without events, as nearly all are; see bench operation. The check of wal_ready() is inlined.
         perform from holdfast.meta m, holdfast.space s
           where pg_sequence_last_value('holdfast.raised_for')
                 = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
@@ -558,7 +622,7 @@ create function holdfast.operation_claim_many(
     checksums text,
     params_hashes text, fence bigint, rollback text, owner text, token uuid, lock bigint)
 returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
-               pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
+               pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean, origin text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
     set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
@@ -593,7 +657,7 @@ begin
         return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
                g.wal_pointer, g.rollback, g.effect_started, g.failures,
                g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-               coalesce(g.expires_at <= clock_timestamp(), false)
+               coalesce(g.expires_at <= clock_timestamp(), false), holdfast.operation_origin(g)
           from unnest(k, p) a (key, pointer) join holdfast.idempotency_log g on g.idem_key = a.key and g.wal_pointer <> a.pointer;
     end if;
 end $$;
@@ -617,7 +681,7 @@ begin
     update holdfast.idempotency_log g
        set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at,
            wal_pointer = a.pointer,
-           failures = a.failures::int, effect_started = a.effect_started::boolean,
+           failures = holdfast.operation_count(g, g.label, a.status, g.attempt, g.fence, a.failures::int), effect_started = a.effect_started::boolean,
            expires_at = case a.status when 'success' then at + make_interval(secs => keep) end
       from unnest(k, string_to_array(expected, chr(31)), p, string_to_array(statuses, chr(31)), string_to_array(results, chr(31), ''),
                   string_to_array(result_hashes, chr(31), ''), string_to_array(errors, chr(31), ''),
@@ -907,6 +971,12 @@ begin
         end if;
         if kind = 'claimed' then
             claim := detail;
+            -- The claim says who and why: nobody adds another one after it was checked.
+            if (select count(*) from (select w.entries from holdfast.wal w where w.idem_key = g.idem_key
+                                      union all select l.entries from holdfast.wal_late l where l.idem_key = g.idem_key) w, json_array_elements(w.entries::json) e
+                 where json_typeof(e) = 'array' and e ->> 1 = 'claimed' and (e ->> 2)::int = tried) > 1 then
+                problem := 'is governed by the stored policy, and attempt ' || tried || ' is claimed twice';
+            end if;
         elsif claim is null then
             select (e ->> 5)::jsonb into claim from holdfast.wal w, json_array_elements(w.entries::json) e
              where w.idem_key = g.idem_key and json_typeof(e) = 'array' and e ->> 1 = 'claimed' and (e ->> 2)::int = tried
@@ -926,7 +996,7 @@ begin
                 using errcode = 'HF006', hint = 'Follow the policy, see holdfast.policy_list(), and name its version in the entry "claimed".';
         elsif kind = 'success' and detail ? 'actor' then
             continue;  -- an operator says that it happened
-        elsif missing is not null then
+        elsif problem is null and missing is not null then
             problem := 'requires ' || missing;
         end if;
         if problem is null and sovereign and g.dataset_id is not null then
@@ -1046,6 +1116,9 @@ revoke all on function holdfast.operation_acquire(text, text, double precision, 
     holdfast.operation_claim(text, text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
     holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         text, text, text, text, text, text, text, text, boolean, boolean),
+    holdfast.operation_origin(holdfast.idempotency_log),
+    holdfast.operation_is_of(holdfast.idempotency_log, text, text, text, text, text, text), holdfast.says_reset(text),
+    holdfast.operation_count(holdfast.idempotency_log, text, text, int, bigint, int),
     holdfast.operation_look(text, text, text), holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text, boolean), holdfast.check_entries(text),

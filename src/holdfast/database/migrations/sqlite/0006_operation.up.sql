@@ -106,7 +106,7 @@ select r.*, coalesce(r.outcome, (select 'done' from holdfast_idempotency_log g
   from holdfast_review r;
 
 create view holdfast_operation as
-select g.*, g.rowid as begun, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
+select g.*, g.rowid as begun, json_array(pipeline_id, task_id, dataset_id, operation_type, raw_checksum, params_hash) as origin, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
   from holdfast_idempotency_log g;
 
 insert into holdfast_schema_version (version, name) values (6, 'operation');
