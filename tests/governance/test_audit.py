@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
+from tests.children import eventually
 from tests.lineage.recording_sink import RecordingSink
 
 Connect = Callable[..., Any]
@@ -46,6 +50,57 @@ ACTS: dict[str, Callable[[Any, Any], object]] = {
     "relay_remove": lambda client, grant: client.relays.remove("r", **JANE),
     "lease_wipe": lambda client, grant: client.leases.wipe(grant),
 }
+
+
+def is_expired(client: Any, given: dict[str, Any]) -> bool:
+    return bool(client.operations.expire(**given) == 1)
+
+
+def test_the_log_is_cut_and_fences_are_raised_for_the_record(connect: Connect, url: str) -> None:
+    """With the actor and the reason that were given; a program that does it from a timer is named by its process."""
+    client = connect(url)
+    future = datetime.now(UTC) + timedelta(hours=1)
+    for name, given in (("a", JANE), ("b", {})):
+        client.operation(name, keep=0.001).run(lambda: 1)
+        eventually(partial(is_expired, client, given), "its result has expired")
+        assert client.operations.expire(**given) == 0
+        assert client.operations.archive(future, lambda lines: None, **given).operations == 1
+        assert client.operations.archive(future, lambda lines: None, **given).operations == 0
+    above = client.leases.raise_fences(**JANE) + 1000
+    assert client.leases.raise_fences(above=above, **JANE) >= above
+    entries = [(each.action, each.subject, each.outcome) for each in reversed(client.audit.list())]
+    assert entries == [
+        ("operation_expire", "expired results", "done"), ("wal_archive", "a", "done"),
+        ("operation_expire", "expired results", "done"), ("wal_archive", "b", "done"),
+        ("fence.raise", "fences", "done"), ("fence.raise", "fences", "done"),
+    ]  # fmt: skip
+    named = {(each.actor, each.reason) for each in client.audit.list(actor="jane")}
+    assert named == {tuple(JANE.values())}
+    [archived] = [each for each in client.audit.list(action="wal_archive") if each.actor != "jane"]
+    assert str(os.getpid()) in archived.actor
+    assert archived.reason.startswith("archived: it ended before")
+    acts: list[Callable[..., object]] = [
+        lambda **said: client.operations.expire(**said),
+        lambda **said: client.operations.archive(future, lambda lines: None, **said),
+        lambda **said: client.leases.raise_fences(**{**JANE, **said}),
+    ]
+    for act in acts:
+        for wrong in ({"actor": " "}, {"reason": ""}):
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                act(**wrong)
+    assert len(client.audit.list()) == len(entries)
+
+
+def test_fences_are_not_raised_without_an_entry_that_stays(either: str) -> None:
+    """No rollback lowers them, so the entry is committed before."""
+    with holdfast.Client(either) as client:
+        fence = client.lease("a", ttl=600).acquire().fence
+        ended = client.audit.begin("fence.raise", "fences", **JANE)
+        client.audit.end(ended, "done")
+        for entry in (ended, client.audit.begin("fence.raise", "others", **JANE), 0):
+            with pytest.raises(holdfast.Refused, match="first begin an audit entry"):
+                client.leases.raise_fences(**JANE, above=fence + 10**9, entry=entry)
+        assert client.lease("b", ttl=600).acquire().fence < fence + 10**9
 
 
 def fails() -> None:

@@ -62,7 +62,8 @@ def fence_raise(window: Window, *, above: int | None) -> Steps:
     """Raise fences and versions above those a restore lost."""
     floor = "" if above is None else f", and above {above}"
     yield [f"fences, versions and places rise to a minute ahead of the clock{floor}"]
-    window.client.leases.raise_fences(above=above)
+    author = {"actor": window.actor, "reason": window.reason}
+    window.client.leases.raise_fences(**author, above=above, entry=window.entry)
 
 
 @command(

@@ -120,7 +120,8 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     ended = [state for state in window.client.operations.replay() if state.status != "partial" and state.at < limit]
     ended_before = f"{len(ended)} operations that ended before {before:%Y-%m-%d %H:%M:%S} UTC"
     yield [f"the entries of up to {ended_before} are moved to {to!r}"]
-    result = window.client.operations.archive(before, _ArchiveFile(path).append)
+    author = {"actor": window.actor, "reason": window.reason}
+    result = window.client.operations.archive(before, _ArchiveFile(path).append, **author)
     if result.left:
         reasons = "; ".join(f"{key[:12]}…: {reason}" for key, reason in list(result.left.items())[:3])
         kind = HoldfastError if result.operations else CommandRefused

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.database.engine import LOCKED, Engine
@@ -95,13 +96,23 @@ class Leases:
         [row] = self._engine.call("lease_recall", {"name": check_name(name), "fence": fence, **author})
         return bool(row["done"])
 
-    def raise_fences(self, *, above: int | None = None) -> int:
+    def raise_fences(self, *, actor: str, reason: str, above: int | None = None, entry: int | None = None) -> int:
         """Raise fences, versions of objects and places in the log to a minute ahead of the clock and, if it is given,
-        above ``above``. Returns the number that the next fence exceeds. For a receiver that has seen a higher fence
-        than this database gives out, because the clock was set back across a restore. It cannot be undone."""
+        above ``above``, and record it. Returns the number that the next fence exceeds. For a receiver that has seen a
+        higher fence than this database gives out, because the clock was set back across a restore. It cannot be undone.
+        ``entry``: of the audit, if the caller records the outcome itself."""
         if above is not None and not (type(above) is int and 0 <= above < 1 << 60):
             raise ValueError(f"above must be an int from 0 to 2**60 - 1, not {above!r:.60}")
-        [row] = self._engine.call("fence_raise", {"above": above})
+        parameters = {
+            "action": "fence.raise", "subject": "fences", "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", limit=1000), "detail": json.dumps({"above": above}),
+        }  # fmt: skip
+        number = entry
+        if number is None:
+            number = (self._engine.call("audit_begin", parameters))[0]["entry"]
+        [row] = self._engine.call("fence_raise", {"above": above, "entry": number})
+        if entry is None:
+            self._engine.call("audit_end", {"entry": number, "outcome": "done"})
         return int(row["fence"])
 
     def wipe(self, guard: Guarding | None, *, prefix: str = "") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.database.engine_async import LOCKED, AsyncEngine
@@ -94,13 +95,23 @@ class AsyncLeases:
         [row] = await self._engine.call("lease_recall", {"name": check_name(name), "fence": fence, **author})
         return bool(row["done"])
 
-    async def raise_fences(self, *, above: int | None = None) -> int:
+    async def raise_fences(self, *, actor: str, reason: str, above: int | None = None, entry: int | None = None) -> int:
         """Raise fences, versions of objects and places in the log to a minute ahead of the clock and, if it is given,
-        above ``above``. Returns the number that the next fence exceeds. For a receiver that has seen a higher fence
-        than this database gives out, because the clock was set back across a restore. It cannot be undone."""
+        above ``above``, and record it. Returns the number that the next fence exceeds. For a receiver that has seen a
+        higher fence than this database gives out, because the clock was set back across a restore. It cannot be undone.
+        ``entry``: of the audit, if the caller records the outcome itself."""
         if above is not None and not (type(above) is int and 0 <= above < 1 << 60):
             raise ValueError(f"above must be an int from 0 to 2**60 - 1, not {above!r:.60}")
-        [row] = await self._engine.call("fence_raise", {"above": above})
+        parameters = {
+            "action": "fence.raise", "subject": "fences", "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", limit=1000), "detail": json.dumps({"above": above}),
+        }  # fmt: skip
+        number = entry
+        if number is None:
+            number = (await self._engine.call("audit_begin", parameters))[0]["entry"]
+        [row] = await self._engine.call("fence_raise", {"above": above, "entry": number})
+        if entry is None:
+            await self._engine.call("audit_end", {"entry": number, "outcome": "done"})
         return int(row["fence"])
 
     async def wipe(self, guard: Guarding | None, *, prefix: str = "") -> int:

@@ -92,4 +92,4 @@ select holdfast.lease_protect_proven(:name, :proof, false) as fence
 select holdfast.lease_protect_proven(:name, :proof, true) as fence
 
 -- name: fence_raise
-select holdfast.fence_raise(:above::bigint) as fence
+select holdfast.fence_raise(:above::bigint, :entry::bigint) as fence

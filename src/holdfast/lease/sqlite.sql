@@ -205,6 +205,9 @@ delete from holdfast_history where id <= (select max(id) from holdfast_history) 
 update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;
 
+-- name: fence_raise.entry
+select 1 from holdfast_audit where id = :entry and subject = 'fences' and outcome is null;
+
 -- name: fence_raise.fences
 update holdfast_fence set last = max(last, :above, (select micros from holdfast_clock) + 60000000) returning last as fence;
 

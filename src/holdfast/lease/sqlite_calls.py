@@ -248,7 +248,9 @@ def purge(run: Run) -> Rows:
 
 
 @call()
-def fence_raise(run: Run, above: int | None = None) -> Rows:
+def fence_raise(run: Run, entry: int, above: int | None = None) -> Rows:
     """The log's places are not raised: SQLite assigns them from its highest row."""
+    if not run("fence_raise.entry", entry=entry):
+        raise Refused("first begin an audit entry with the subject 'fences', and commit it", "42501")
     run("fence_raise.versions", above=min(above or 0, 1 << 49))
     return run("fence_raise.fences", above=above or 0)

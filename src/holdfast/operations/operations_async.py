@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, overload
 
 from holdfast.canonical import digest
 from holdfast.database.engine_async import AsyncEngine
+from holdfast.database.sessions import Row
 from holdfast.doctor import operations as doctor_operations
 from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
@@ -68,6 +69,7 @@ from holdfast.operations.terms import (
 )
 from holdfast.runtime import telemetry
 from holdfast.runtime.concurrency_async import AsyncCancelScope, check_callable, maybe_await
+from holdfast.runtime.identity import this_process
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
@@ -409,15 +411,19 @@ class AsyncOperations:
         rows = await self._engine.call("wal_read", {**cursor._asdict(), "limit": check_limit(limit)})
         return parse_page(cursor, rows)
 
-    async def archive(self, before: datetime, write: Callable[[Sequence[str]], object]) -> Archived:
+    async def archive(
+        self, before: datetime, write: Callable[[Sequence[str]], object], *, actor: str | None = None,
+        reason: str | None = None,
+    ) -> Archived:  # fmt: skip
         """Move the chains of operations that ended before then out of the log, except for one entry each, which proves
         the others. ``write(lines)`` must have stored them durably when it returns; it is called before anything is
-        deleted.
+        deleted. The audit has an entry for each, with ``actor``, by default this process, and ``reason``.
 
         Unfinished operations stay, and so do those with a broken chain or unpublished lineage: a relay has not come to
         it, or it was declared (``lineage=``, ``op.emit``) and no relay has ever run.
         """
         check_callable(write, "write")
+        author = _author(actor, reason, f"archived: it ended before {before}")
         limit, done = int(_timestamp(before, "before") * 1_000_000), 0
         left: dict[str, str] = {}
         [health] = await self._engine.call("operation_health", {"stale": 0.0, "enough": 1})
@@ -432,7 +438,7 @@ class AsyncOperations:
             if ready:
                 await maybe_await(write([archive_line(logged.label, logged.entries) for logged in ready]))
             for logged in ready:
-                state = await self._delete_archived(logged)
+                state = await self._delete_archived(logged, author)
                 if state == "archived":
                     done += 1
                 else:
@@ -441,11 +447,13 @@ class AsyncOperations:
                     )
         return Archived(done, left)
 
-    async def expire(self) -> int:
-        """Delete the results whose time is over, and return how many. Their entries and hashes stay."""
+    async def expire(self, *, actor: str | None = None, reason: str | None = None) -> int:
+        """Delete the results whose time is over, and return how many. Their entries and hashes stay. The audit has an
+        entry for it, with ``actor``, by default this process, and ``reason``."""
+        author = _author(actor, reason, "their time is over")
         total, deleted = 0, PAGE
         while deleted == PAGE:
-            [row] = await self._engine.call("operation_expire", {"limit": PAGE})
+            [row] = await self._engine.call("operation_expire", {"limit": PAGE, **author})
             deleted = row["gone"]
             total += deleted
         return total
@@ -578,7 +586,7 @@ class AsyncOperations:
                 sovereign = await self._is_sovereign(record)
             telemetry.emit(event, **labels(record, sovereign=sovereign), **fields)
 
-    async def _delete_archived(self, logged: LoggedOperation) -> str:
+    async def _delete_archived(self, logged: LoggedOperation, author: Row) -> str:
         """Replace the chain by its ``archived`` entry: "archived", "unpublished" or "changed"."""
         last = logged.entries[-1]
         entry = archived_entry(logged.entries, last.at)
@@ -589,7 +597,7 @@ class AsyncOperations:
             "number": entry.number,
             "entries": dump_entries([entry]),
         }
-        [row] = await self._engine.call("wal_archive", parameters)
+        [row] = await self._engine.call("wal_archive", {**parameters, **author})
         state: str = row["state"]
         return state
 
@@ -650,6 +658,14 @@ def _check_prefix(value: object) -> str:
 
 def _since(value: object) -> float | None:
     return None if value is None else _timestamp(value, "since")
+
+
+def _author(actor: str | None, reason: str | None, default_reason: str) -> Row:
+    """Who and why, for the audit. A program that does it from a timer names neither."""
+    return {
+        "actor": this_process()["label"] if actor is None else check_said(actor, "actor"),
+        "reason": default_reason if reason is None else check_said(reason, "reason", limit=1000),
+    }
 
 
 def _timestamp(value: object, what: str) -> float:

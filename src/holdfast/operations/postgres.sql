@@ -109,10 +109,10 @@ select key from holdfast.wal_find(:hash)
 select space, expired, horizon::text, place, key, entries from holdfast.wal_read(:space::bigint, :after_horizon::xid8, :after_place::bigint, :limit::int)
 
 -- name: wal_archive
-select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
+select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries, :actor, :reason)
 
 -- name: operation_expire
-select gone from holdfast.operation_expire(:limit::int)
+select gone from holdfast.operation_expire(:limit::int, :actor, :reason)
 
 -- name: operation_health
 select * from holdfast.operation_health(:stale::double precision, :enough::int)

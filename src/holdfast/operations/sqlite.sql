@@ -253,6 +253,11 @@ update holdfast_idempotency_log set entries = null where idem_key = :key;
 -- name: wal_archive.outbox
 delete from holdfast_outbox where idem_key = :key;
 
+-- name: wal_archive.audit
+insert into holdfast_audit (at, actor, action, subject, reason, detail, outcome, ended_at)
+select {now}, :actor, 'wal_archive', substr(label, 1, 200), :reason, json_object('key', :key, 'pointer', :expected), 'done', {now}
+  from holdfast_idempotency_log where idem_key = :key;
+
 -- name: operation_correct.reviews
 update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, actor = coalesce(actor, :actor), answer = coalesce(answer, :reason),
        outcome = coalesce(outcome, case :status when 'success' then 'done' else 'reset' end)
@@ -266,6 +271,10 @@ values ({now}, :actor, case :status when 'failure' then 'operation_reset' when '
 -- name: operation_expire.results
 update holdfast_idempotency_log set result = null where idem_key in (
     select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :limit);
+
+-- name: operation_expire.audit
+insert into holdfast_audit (at, actor, action, subject, reason, detail, outcome, ended_at)
+values ({now}, :actor, 'operation_expire', 'expired results', :reason, json_object('results', :results), 'done', {now});
 
 -- name: operation_health
 -- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. An operation that

@@ -198,9 +198,12 @@ def operation_finish_many(run: Run, rows: str, keep: float | None = None, **_: A
 
 
 @call()
-def operation_expire(run: Run, limit: int) -> Rows:
+def operation_expire(run: Run, limit: int, actor: str, reason: str) -> Rows:
     run("operation_expire.results", limit=limit)
-    return [{"gone": changes(run)}]
+    gone = changes(run)
+    if gone:
+        run("operation_expire.audit", actor=actor, reason=reason, results=gone)
+    return [{"gone": gone}]
 
 
 @call()
@@ -262,11 +265,14 @@ def _not_archivable(run: Run, key: str, expected: str, pointer: str, **_: Any) -
 
 
 @call(answer=_not_archivable)
-def wal_archive(run: Run, key: str, pointer: str, number: int, entries: str, **_: Any) -> Rows:
+def wal_archive(
+    run: Run, key: str, expected: str, pointer: str, number: int, entries: str, actor: str, reason: str
+) -> Rows:
     run("wal_archive.pointer", key=key, pointer=pointer)
     run("operation.entries", key=key, number=number, entries=entries)
     run("wal_archive.places", key=key, number=number)
     run("wal_archive.entries", key=key, number=number)
     run("wal_archive.first_entries", key=key)
     run("wal_archive.outbox", key=key)
+    run("wal_archive.audit", key=key, expected=expected, actor=actor, reason=reason)
     return [{"state": "archived"}]

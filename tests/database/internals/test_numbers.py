@@ -130,7 +130,8 @@ def test_a_raise_leaves_room_for_the_numbers_that_are_being_drawn(session: Any) 
     """One by less than they are would let setval lower the sequence."""
     now = number(session, CLOCK)
     session.execute(f"create or replace function holdfast.clock_number() returns bigint language sql return {now}")
-    for call in ("holdfast.raise_number('holdfast.fence')", f"holdfast.fence_raise({now + MINUTE})"):
+    entry = number(session, "select holdfast.audit_begin('fence.raise', 'fences', 'jane', 'why')")
+    for call in ("holdfast.raise_number('holdfast.fence')", f"holdfast.fence_raise({now + MINUTE}, {entry})"):
         number(session)
         session.execute("select setval('holdfast.fence', %s)", [now + MINUTE - 2])
         restart(session)
@@ -213,4 +214,4 @@ def test_an_operator_raises_them_above_what_a_receiver_has_seen(either: str) -> 
         assert (finding.status, "ahead of the clock" in finding.found) == ("warn", True)
         for wrong in (-1, 1 << 60, 1.5, True):
             with pytest.raises(ValueError, match="above must be"):
-                client.leases.raise_fences(above=wrong)  # type: ignore[arg-type]
+                client.leases.raise_fences(actor="jane", reason="why", above=wrong)  # type: ignore[arg-type]

@@ -174,8 +174,9 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
             "audit_note": "1, 1, null",
             "audit_end": "1, 'done'",
             "audit_list": "",
-            "wal_archive": "'k', 'e', 'p', 1, '[]'",
-            "operation_expire": "1",
+            "wal_archive": "'k', 'e', 'p', 1, '[]', 'jane', 'x'",
+            "operation_expire": "1, 'jane', 'x'",
+            "fence_raise": "1, 1",
             "relay_remove": "'r', 'jane', 'x'",
         }
         with psycopg.connect(urls[0], autocommit=True) as mine:
@@ -359,6 +360,11 @@ def test_every_act_on_the_work_of_others_leaves_one_entry_that_no_sql_avoids(
         assert paid is not None
         [(review,)] = mine.execute("select holdfast.review_open('k', 'k', null, null, 'policy', 'why')").fetchall()
         worker.relay("r", RecordingSink()).step()
+        worker.operation("old", keep=60).run(lambda: 1)
+        old = worker.operations.get("old")
+        assert old is not None
+        owner.execute("update holdfast.idempotency_log set expires_at = updated_at where label = 'old'")
+        archived = f"""'{old.key}', '{old.pointer}', '9:f', 9, '["", [9, "archived", 1, 1, 1, "{{}}", null], "f"]'"""
         reset = RESET.format(key=paid.key, pointer=paid.pointer, end="f" * 64, token=repair.token, said=said)
         acts = {
             "lease_recall": f"lease_recall('job', {fences['job']}, {said})",
@@ -366,6 +372,8 @@ def test_every_act_on_the_work_of_others_leaves_one_entry_that_no_sql_avoids(
             "lease_force_release ": f"lease_force_release_if('b', {fences['b']}, {said})",
             "review_decide": f"review_decide({review}, 'approved', {said})",
             "relay_remove": f"relay_remove('r', {said})",
+            "operation_expire": f"operation_expire(9, {said})",
+            "wal_archive": f"wal_archive({archived}, {said})",
             "operation_reset": reset,
             "lease_wipe": f"lease_wipe('{guard.name}', '{guard.token}')",
         }

@@ -34,7 +34,7 @@ drop function holdfast.waiters_name(text);
 drop function holdfast.check_kind(text, text);
 drop function holdfast.check_name(text, text);
 drop function holdfast.fence_ahead();
-drop function holdfast.fence_raise(bigint);
+drop function holdfast.fence_raise(bigint, bigint);
 drop function holdfast.current_space();
 drop table holdfast.space;
 drop function holdfast.random_space();

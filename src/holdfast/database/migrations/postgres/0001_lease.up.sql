@@ -250,14 +250,19 @@ begin
     return space;
 end $$;
 
--- For operators: raise fences, versions and places to 60 s ahead of the clock and, if it is given, above "above". Returns the highest.
-create function holdfast.fence_raise(above bigint default null) returns bigint
+-- For operators: raise fences, versions and places to 60 s ahead of the clock and, if it is given, above "above". Returns the highest. A
+-- rollback does not undo it, so its entry in the audit must be committed before: audit_begin('fence.raise', 'fences', actor, reason).
+-- Afterwards: audit_end(entry, outcome).
+create function holdfast.fence_raise(above bigint, entry bigint) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     target bigint;
 begin
     if above not between 0 and 1152921504606846975 then
         raise exception 'above must be between 0 and 2^60 - 1, not %', above using errcode = 'invalid_parameter_value';
+    end if;
+    if not holdfast.audit_stands(entry, 'fences') then
+        raise exception 'first begin an audit entry with the subject ''fences'', and commit it' using errcode = 'insufficient_privilege';
     end if;
     perform holdfast.draw('holdfast.fence');
     begin
@@ -979,7 +984,7 @@ end $$;
 
 revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(double precision), holdfast.beat_look(uuid), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
     holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
-    holdfast.fence_raise(bigint), holdfast.fence_ahead(),
+    holdfast.fence_raise(bigint, bigint), holdfast.fence_ahead(),
     holdfast.check_name(text, text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_take(text, text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),

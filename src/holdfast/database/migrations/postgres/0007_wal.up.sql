@@ -101,16 +101,20 @@ begin
 end $$;
 create trigger wal_settle after update on holdfast.space for each row execute function holdfast.wal_settle();
 
--- Delete expired results. The operation stays done, and the hash of its result stays.
-create function holdfast.operation_expire(max_rows int, out gone int)
+-- For operators: delete expired results. The operation stays done, and the hash of its result stays.
+create function holdfast.operation_expire(max_rows int, actor text, reason text, out gone int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     at timestamptz := clock_timestamp();
 begin
+    perform holdfast.audit_check(actor, reason);
     update holdfast.idempotency_log g set result = null where g.idem_key in (
         select e.idem_key from holdfast.idempotency_log e where e.result is not null and e.expires_at <= at
          order by e.expires_at limit max_rows for update skip locked);
     get diagnostics gone = row_count;
+    if gone > 0 then
+        perform holdfast.audit_act('operation_expire', 'expired results', actor, reason, null, jsonb_build_object('results', gone));
+    end if;
 end $$;
 
 -- relayed: whether a relay was ever run. If not, unrelayed is the number of rows with lineage for one, and unrelayed_for the age of the first.
@@ -163,7 +167,7 @@ end $$;
 
 revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]),
     holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int), holdfast.wal_settle(),
-    holdfast.operation_expire(int), holdfast.operation_health(double precision, int),
+    holdfast.operation_expire(int, text, text), holdfast.operation_health(double precision, int),
     holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

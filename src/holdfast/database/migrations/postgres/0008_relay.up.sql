@@ -176,16 +176,19 @@ begin
 end $$;
 create trigger relay_settle after update on holdfast.space for each row execute function holdfast.relay_settle();
 
--- Replace the chain of an operation by one row that says it is archived; the caller has stored the entries elsewhere.
+-- For operators: replace the chain of an operation by one row that says it is archived; the caller has stored the entries elsewhere.
 -- state: archived | unpublished (its lineage is not published yet) | changed (it is running, or "expected" is not its end).
-create function holdfast.wal_archive(key text, expected text, pointer text, number int, entries text, out state text)
+create function holdfast.wal_archive(key text, expected text, pointer text, number int, entries text, actor text, reason text, out state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     last record;
+    label text;
 begin
+    perform holdfast.audit_check(actor, reason);
     perform holdfast.wal_ready();
-    update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
+    update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial'
+    returning g.label into label;
     if not found then  -- perhaps a repeated request whose first reply was lost
         state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer)
                       then 'archived' else 'changed' end;
@@ -203,6 +206,7 @@ begin
         update holdfast.idempotency_log g set entries = null where g.idem_key = key;
         delete from holdfast.outbox o where o.idem_key = key;
         insert into holdfast.wal_more values (key, number, clock_timestamp(), entries);
+        perform holdfast.audit_act('wal_archive', left(label, 200), actor, reason, null, jsonb_build_object('key', key, 'pointer', expected));
         state := 'archived';
     end if;
 end $$;
@@ -212,6 +216,6 @@ revoke all on function holdfast.relay_acquire(text, text, double precision, uuid
     holdfast.relay_begin(text, text, uuid, text),
     holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text, text), holdfast.relay_list(),
     holdfast.relay_parked(text, boolean, int), holdfast.relay_retry(text, text), holdfast.relay_remove(text, text, text), holdfast.relay_settle(),
-    holdfast.wal_archive(text, text, text, int, text) from public;
+    holdfast.wal_archive(text, text, text, int, text, text, text) from public;
 
 insert into holdfast.schema_version (version, name) values (8, 'relay');
