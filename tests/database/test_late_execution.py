@@ -7,22 +7,30 @@ client directly from then on. Then the inner one delivers what it has.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast import MustCreate, Unconditional
+from holdfast.database import call_dispatcher
 from holdfast.database.engine import Engine
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.testing import Proxy
+from holdfast.testing.sync_facade import EventLoopThread
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import server
 from tests.poor_postgres import tenant
+from tests.raw_session import waiters
 
 Connect = Callable[..., Any]
 BOTH = pytest.mark.parametrize("connect", ["sync", "async"], indirect=True)
@@ -34,25 +42,33 @@ class Network:
     """The way to the server."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.direct_url = url
         self._inner = Proxy(url)
         self._outer = Proxy(self._inner.url)
         self.url = self._outer.url
         self._callers = ThreadPoolExecutor()
         self._sessions: set[tuple[int]] = set()
+        self._messages = 0
 
     def send(self, function: Callable[[], Any]) -> Future[Any]:
         """Call it, and return when its message is held back. Its session must be open."""
-        self._sessions = set(query(self._url, SESSIONS))
-        self._inner.stall("to_server")
-        before = self._inner.messages
+        self.hold_back()
         future = self._callers.submit(function)
-        eventually(lambda: self._inner.messages > before, "a message is on its way")
+        self.await_message()
         return future
+
+    def hold_back(self) -> None:
+        """What is sent from now on."""
+        self._sessions = set(query(self.direct_url, SESSIONS))
+        self._inner.stall("to_server")
+        self._messages = self._inner.messages
+
+    def await_message(self) -> None:
+        eventually(lambda: self._inner.messages > self._messages, "a message is on its way")
 
     def bypass(self) -> None:
         """New connections lead directly to the server."""
-        self._outer.target(self._url)
+        self._outer.target(self.direct_url)
 
     def cut(self) -> None:
         self.bypass()
@@ -66,7 +82,7 @@ class Network:
     def deliver(self) -> None:
         """Return when the server has executed what was held back, or has no session for it."""
         self._inner.heal()
-        eventually(lambda: not self._sessions & set(query(self._url, SESSIONS)), "the old session has ended")
+        eventually(lambda: not self._sessions & set(query(self.direct_url, SESSIONS)), "the old session has ended")
 
     def close(self) -> None:
         self._outer.close()
@@ -220,3 +236,160 @@ def test_neighbours_of_an_interrupted_thread_get_their_answers(postgres_url: str
         versions = [call.result(PATIENCE).version for call in (first, *others)]
         logged = "select version from holdfast.object_change where id <> 'b-3' order by 1"
         assert query(postgres_url, logged) == [(version,) for version in sorted(versions)], "each is done once"
+
+
+class Tasks:
+    """Callers of an AsyncClient, each a task."""
+
+    ways = ("cancelled", "late")
+
+    def __init__(self, url: str) -> None:
+        self._thread = EventLoopThread()
+        self.client: Any = self._thread.call(holdfast.AsyncClient, url)
+        self._client = self.client._inner
+
+    def start(self, function: Callable[[Any], Any]) -> Future[Any]:
+        async def call() -> Any:
+            return await function(self._client)
+
+        return asyncio.run_coroutine_threadsafe(call(), self._thread.loop)
+
+    def hold_back(self, network: Network) -> Future[Any]:
+        network.hold_back()
+        call = self.start(write(1))
+        network.await_message()
+        return call
+
+    def leave(self, call: Future[Any], way: str) -> None:
+        if way == "cancelled":
+            call.cancel()
+        else:
+            queued = sent(self._client)
+            queued.deadline = 0.0
+            self._thread.loop.call_soon_threadsafe(self._client._engine._dispatcher._on_deadline, queued)
+
+    def close(self) -> None:
+        self.client.close()
+        self._thread.close()
+
+
+class Threads:
+    """Callers of a Client, each a thread."""
+
+    ways = ("interrupted", "late")
+
+    def __init__(self, url: str) -> None:
+        self.client: Any = holdfast.Client(url)
+        self._pool = ThreadPoolExecutor(8)
+
+    def start(self, function: Callable[[Any], Any]) -> Future[Any]:
+        return self._pool.submit(function, self.client)
+
+    def hold_back(self, network: Network) -> Future[Any]:
+        """Together with a call of another thread, which sends it: its deadline is later."""
+        queue = self.client._engine._dispatcher._queue
+        with psycopg.connect(network.direct_url) as other:
+            other.execute("lock table holdfast.object in exclusive mode")
+            self.start(write(0, "first"))
+            eventually(lambda: waiters(other) == 1, "the first call waits in the server")
+            call = self.start(write(1))
+            eventually(lambda: len(queue.waiting) == 1, "the write waits")
+            self.start(write(0, "neighbour"))
+            eventually(lambda: len(queue.waiting) == 2, "its neighbour waits")
+            network.hold_back()
+        network.await_message()
+        return call
+
+    def leave(self, call: Future[Any], way: str) -> None:
+        queued = sent(self.client)
+        if way == "late":
+            queued.deadline = 0.0
+        else:
+            thread = ctypes.c_ulong(queued.receiver.thread)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+
+    def close(self) -> None:
+        self.client.close()
+        self._pool.shutdown()
+
+
+def write(value: int, name: str = "b-1") -> Callable[[Any], Any]:
+    return lambda client: client.objects.put_if("box", name, value, Unconditional())
+
+
+def sent(client: Any) -> Any:
+    """The write of b-1 that is under way."""
+    calls = [call for channel in client._engine._dispatcher._channels for call in channel.batch]
+    [queued] = [call for call in calls if call.parameters["id"] == "b-1"]
+    return queued
+
+
+class Abandoned:
+    """A write of 1 that is held back, and whose caller has left; then a write of 2 to the same row, by any caller."""
+
+    def __init__(self, network: Network, kind: type[Tasks | Threads], way: str, monkeypatch: Any) -> None:
+        self.callers = callers = kind(network.url)
+        callers.client.objects.put_if("box", "b-1", 0, Unconditional())
+        with monkeypatch.context() as patched:
+            if kind is Threads:  # what waits for the first call goes with its neighbour, and on no other session
+                patched.setattr(call_dispatcher, "PATIENCE", 3600.0)
+            old = callers.hold_back(network)
+        callers.leave(old, way)
+        with pytest.raises((CancelledError, holdfast.Unanswered, KeyboardInterrupt)):
+            old.result(PATIENCE)
+        network.bypass()
+        self.newer = callers.start(write(2))
+
+    def close(self) -> None:
+        self.callers.close()
+
+
+@pytest.fixture(params=[(kind, way) for kind in (Tasks, Threads) for way in kind.ways], ids=lambda it: it[1])
+def abandoned(network: Network, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Abandoned]:
+    kind, way = request.param
+    abandoned = Abandoned(network, kind, way, monkeypatch)
+    yield abandoned
+    abandoned.close()
+
+
+def test_no_call_overtakes_a_write_of_its_row_whose_caller_has_left(abandoned: Abandoned, network: Network) -> None:
+    """Calls of other rows do, and lists."""
+    callers = abandoned.callers
+    reading = callers.start(lambda client: client.objects.get("box", "b-1"))
+    callers.start(write(0, "b-2")).result(PATIENCE)
+    assert len(callers.client.objects.list("box")) > 1
+    assert not abandoned.newer.done()
+    assert not reading.done()
+    network.deliver()
+    assert reading.result(PATIENCE).payload in (1, 2), "what was read is final"
+    abandoned.newer.result(PATIENCE)
+    assert callers.client.objects.get("box", "b-1").payload == 2
+
+
+def test_nor_when_the_session_of_that_one_is_lost(abandoned: Abandoned, network: Network) -> None:
+    """What waits for it has the session ended before it is sent."""
+    abandoned.callers.start(write(0, "b-2")).result(PATIENCE)
+    network.cut()
+    abandoned.newer.result(PATIENCE)
+    network.deliver()
+    assert abandoned.callers.client.objects.get("box", "b-1").payload == 2
+
+
+def test_on_sqlite_no_write_overtakes_one_whose_caller_has_left(sqlite_url: str) -> None:
+    """Another connection writes meanwhile."""
+    callers = Tasks(sqlite_url)
+    callers.client.objects.put_if("box", "b-1", 0, Unconditional())
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("begin immediate")
+        old = callers.start(write(1))
+        dispatcher = callers._client._engine._dispatcher
+        eventually(dispatcher.is_busy, "the write is under way")
+        callers.leave(old, "cancelled")
+        newer, another = callers.start(write(2)), callers.start(write(0, "b-2"))
+        eventually(lambda: len(dispatcher._channels[1].batch) > 0, "a second session writes")
+        assert [call.parameters["id"] for call in dispatcher._channels[1].batch] == ["b-2"]
+        other.execute("rollback")
+    another.result(PATIENCE)
+    newer.result(PATIENCE)
+    assert payload(callers.client) == 2
+    callers.close()

@@ -17,12 +17,21 @@ that an interrupt lost costs half a second: then each thread that waits looks ag
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Protocol
 
 from holdfast.database.background import Background
-from holdfast.database.call_queue import READS, Answer, CallQueue, QueuedCall, is_reading, key_of
+from holdfast.database.call_queue import (
+    READS,
+    Answer,
+    CallQueue,
+    Key,
+    QueuedCall,
+    SessionToEnd,
+    is_reading,
+    written_row,
+)
 from holdfast.database.sessions import LostSession, Row
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, Refused, Unanswered, Unreachable
@@ -115,14 +124,16 @@ class CallDispatcher:
         self._closes_when_idle = False
 
     def call(self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False) -> list[Row]:
-        """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was."""
+        """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was,
+        SessionToEnd when it was not sent because of a session that was lost while it waited."""
         self.check_free()
         call = QueuedCall(name, parameters, deadline, alone)
         try:
-            if self._queue.waiting or not (channel := self._channels[0]).lock.acquire(False):
+            queue = self._queue
+            if queue.waiting or queue.abandoned or not (channel := self._channels[0]).lock.acquire(False):
                 call.receiver, call.since = _Receiver(), now()
                 with self._mutex:
-                    self._queue.add(call)
+                    queue.add(call)
                 return self._answer(call)
             channel.is_sent = False  # hot: no other call waits. The queue would cost 5 us, a tenth of a call
             channel.batch.append(call)
@@ -169,6 +180,8 @@ class CallDispatcher:
 
     def _answer(self, call: QueuedCall) -> list[Row]:
         while call.answer is None:
+            if self._queue.abandoned:
+                self._check_order(call)
             waited = now() - call.since
             if (channel := self._enter(call, waited)) is not None:
                 if self._take(channel, call, waited):
@@ -191,6 +204,17 @@ class CallDispatcher:
         if isinstance(call.answer, BaseException):
             raise call.answer
         return call.answer
+
+    def _check_order(self, call: QueuedCall) -> None:
+        """SessionToEnd, if it waits for a session that is lost: no answer will come of that."""
+        with self._mutex:
+            self._find_abandoned()
+            if self.lost and call in self._queue.waiting and self._queue.is_held_up(call):
+                raise SessionToEnd
+
+    def _find_abandoned(self) -> None:
+        """The caller has the mutex."""
+        self._queue.abandoned = abandoned_rows([channel.batch for channel in self._channels], self.lost)
 
     def _late(self, call: QueuedCall) -> EngineError:
         """The caller has the mutex."""
@@ -216,6 +240,8 @@ class CallDispatcher:
         """Take the next batch, if this caller is the one to send it."""
         reads = channel is not self._channels[0] and (channel.only_reads or waited < PATIENCE)
         with self._mutex:
+            if self._queue.abandoned:
+                self._find_abandoned()
             leader = _leader(self._queue, reads=reads)
             if leader is None or leader.receiver.thread != call.receiver.thread:
                 return False
@@ -282,7 +308,8 @@ class CallDispatcher:
                 channel.lock.release()
         if call.answer is None:
             with self._mutex:
-                self._queue.leave(call)
+                if not self._queue.leave(call):
+                    self._find_abandoned()
         if self._queue.waiting:
             self._wake_next()
 
@@ -290,6 +317,8 @@ class CallDispatcher:
         """Wake the threads that lead next, and return their calls: the next batch may be one of writes, and a session
         free for reads."""
         with self._mutex:
+            if self._queue.abandoned:
+                self._find_abandoned()
             leaders = [leader for reads in (False, True) if (leader := _leader(self._queue, reads=reads)) is not None]
         for leader in leaders:
             leader.receiver.notify()
@@ -307,6 +336,7 @@ class CallDispatcher:
         with self._mutex:
             failed = self._queue.fail(channel.batch, error)
             channel.batch = []
+            self._find_abandoned()  # its session may be lost
         for call in failed:
             if call.receiver is not None:
                 call.answer = own_copy(error)
@@ -364,11 +394,17 @@ def late(database: Database, *, is_sent: bool) -> EngineError:
 
 def lost_session(session: Any, batch: Sequence[QueuedCall], lost_sessions: list[LostSession]) -> LostSession:
     """Of a session that is closed while a batch on it is not answered. Added to the list if it is to be ended."""
-    harmful = [call for call in batch if call.name != "session_end" and key_of(call.name, call.parameters) is not READS]
-    lost = LostSession(session.identity if harmful else {}, now() + END_PATIENCE)
+    rows = [row for call in batch if (row := written_row(call)) is not None]
+    lost = LostSession(session.identity if rows else {}, now() + END_PATIENCE, rows)
     if lost.identity:
         lost_sessions.append(lost)
     return lost
+
+
+def abandoned_rows(batches: Iterable[Sequence[QueuedCall]], lost_sessions: Iterable[LostSession]) -> list[Key]:
+    """The rows of writes that may still be executed, and whose callers have left, or whose sessions are lost."""
+    rows = [row for batch in batches for call in batch if call.has_left and (row := written_row(call)) is not None]
+    return rows + [row for lost in lost_sessions for row in lost.rows]
 
 
 def own_copy(error: BaseException) -> BaseException:

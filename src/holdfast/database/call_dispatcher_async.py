@@ -15,12 +15,13 @@ from holdfast.database.call_dispatcher import (
     IDLE,
     PATIENCE,
     READ_PATIENCE,
+    abandoned_rows,
     has_its_target,
     late,
     lost_session,
     own_copy,
 )
-from holdfast.database.call_queue import READS, Answer, CallQueue, QueuedCall, is_reading
+from holdfast.database.call_queue import READS, Answer, CallQueue, QueuedCall, SessionToEnd, is_reading
 from holdfast.database.sessions import LostSession, Row
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered
@@ -86,7 +87,8 @@ class AsyncCallDispatcher:
     async def call(
         self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False
     ) -> list[Row]:
-        """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was."""
+        """The answer to a call. Unreachable when it was not sent before its deadline, Unanswered when it was,
+        SessionToEnd when it was not sent because of a session that was lost while it waited."""
         call = QueuedCall(name, parameters, deadline, alone)
         call.receiver, call.since = asyncio.get_running_loop().create_future(), now()
         self._queue.add(call)
@@ -104,8 +106,8 @@ class AsyncCallDispatcher:
         finally:
             if call.timer is not None:
                 call.timer.cancel()
-            if call.answer is None:
-                self._queue.leave(call)
+            if call.answer is None and not self._queue.leave(call):
+                self._find_abandoned()
 
     def is_busy(self) -> bool:
         """Whether something is being sent at this moment."""
@@ -135,10 +137,12 @@ class AsyncCallDispatcher:
 
     def _serve(self) -> None:
         """Send what waits, as far as there are free channels: see the rules in ``call_dispatcher``."""
+        if self._queue.abandoned or self.lost:
+            self._find_abandoned()
         for number, channel in enumerate(self._channels):
-            if not self._queue.waiting:
-                return
-            waited = now() - self._queue.waiting[0].since if number else 0.0
+            if (oldest := self._queue.oldest()) is None:
+                break
+            waited = now() - oldest.since if number else 0.0
             if channel.batch or (number and waited < PATIENCE and channel not in self._may_read(waited)):
                 continue
             channel.is_sent = False
@@ -153,6 +157,14 @@ class AsyncCallDispatcher:
         for call in self._queue.waiting:
             self._limit(call)
         self._arm_late()
+
+    def _find_abandoned(self) -> None:
+        """What waits for a session that is lost would get no answer: its caller has to end the session."""
+        self._queue.abandoned = abandoned_rows([channel.batch for channel in self._channels], self.lost)
+        for call in filter(self._queue.is_held_up, list(self._queue.waiting) if self.lost else []):
+            self._queue.leave(call)
+            if not call.receiver.done():
+                call.receiver.set_exception(SessionToEnd())
 
     def _may_read(self, waited: float) -> list[_AsyncChannel]:
         """The free channels beyond the first that reads may use."""
@@ -170,8 +182,8 @@ class AsyncCallDispatcher:
     def _arm_late(self) -> None:
         """Serve again when the oldest call has waited for READ_PATIENCE, and for PATIENCE. If it has, the next free
         channel serves it."""
-        if self._queue.waiting and len(self._channels) > 1 and not self._is_late_armed:
-            waited = now() - self._queue.waiting[0].since
+        if len(self._channels) > 1 and not self._is_late_armed and (oldest := self._queue.oldest()) is not None:
+            waited = now() - oldest.since
             seconds = (READ_PATIENCE if waited < READ_PATIENCE else PATIENCE) - waited
             if seconds > 0:
                 self._is_late_armed = True

@@ -12,6 +12,10 @@ Invariants:
   * a refusal that a call meets among others is not believed: that call is sent again alone, and so is one that was
     rolled back twice because of others. So no neighbour can keep a call from being answered;
   * a batch is sorted by what its calls write: two batches lock the same rows in the same order;
+  * **no call overtakes an abandoned write of its row.** A write is abandoned if its caller has left (cancelled, late or
+    interrupted) while it was being sent: it may still be executed, and its caller may write that row again, or read
+    what became of it. So a call of the same row waits until the abandoned one is answered or rolled back, or its
+    session has ended. Calls of other rows and lists do not wait;
   * leases and objects share no batch. A batch holds its rows until its commit, among them the beat of another process,
     whose heartbeat then waits. So it never waits for an object, which a user's transaction may have locked: a heartbeat
     waits for at most MAX_CALLS short statements and a commit.
@@ -33,11 +37,25 @@ MAX_ROLLBACKS = 2
 READS = ("",)
 """The ``key`` of a statement that only reads: it shares a batch with other reads, so it waits for no commit, and may
 have a session to itself."""
-_READS = frozenset({
-    "audit_list", "lease_list", "lease_status", "object_cursor", "object_get", "object_get_by_name", "object_list",
-    "object_list_within",
-    "operation_get", "operation_list", "slot_list",
-})  # fmt: skip
+_READS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        [
+            "audit_list",
+            "object_cursor",
+            "object_get_by_name",
+            "object_list",
+            "object_list_within",
+            "operation_list",
+            "slot_list",
+        ],
+        (),
+    ),
+    "lease_list": ("lease", "name"),
+    "lease_status": ("lease", "name"),
+    "object_get": ("object", "type", "id"),
+    "operation_get": ("operation", "key"),
+}
+"""Statements that only read, with the noun and the parameters of the row, if it is one."""
 _WRITES = {
     **dict.fromkeys(
         [f"{kind}_acquire" for kind in ("lease", "guard", "elector", "gate", "operation", "relay")], ("lease", "name")
@@ -58,6 +76,10 @@ as lease_renew does, or touch many rows."""
 
 Rows = list[dict[str, Any]]
 Key = tuple[str, ...]
+
+
+class SessionToEnd(Exception):
+    """A call was not sent: a session was lost that may still write the same row. It is to be ended first."""
 
 
 class Again(Enum):
@@ -111,6 +133,18 @@ def key_of(name: str, parameters: Mapping[str, Any]) -> Key | None:
     return READS if name in _READS else None
 
 
+def row_of(call: QueuedCall) -> Key | None:
+    """The row that it writes or reads; the noun alone if that may be any row of it. None: it waits for no write."""
+    row = _READS.get(call.name) or _WRITES.get(call.name)
+    if row is not None:
+        return row[0], *[str(call.parameters.get(parameter)) for parameter in row[1:]]
+    return None if call.name in _READS or call.name == "session_end" else (call.name.partition("_")[0],)
+
+
+def written_row(call: QueuedCall) -> Key | None:
+    return None if call.name in _READS else row_of(call)
+
+
 def _kind(key: Key) -> str:
     """What a batch has one of: reads, objects, or leases and operations."""
     return key[0] if key[0] in ("", "object") else "lease"
@@ -120,6 +154,8 @@ class CallQueue:
     def __init__(self) -> None:
         self.waiting: list[QueuedCall] = []
         """In the order of arrival."""
+        self.abandoned: list[Key] = []
+        """The rows of abandoned writes. The dispatcher sets it: it knows what is being sent."""
         self._numbers = count(1)
 
     def add(self, call: QueuedCall) -> None:
@@ -135,17 +171,30 @@ class CallQueue:
         self.waiting.remove(call)
         return True
 
+    def is_held_up(self, call: QueuedCall) -> bool:
+        """Whether an abandoned write is of its row."""
+        if not self.abandoned or (row := row_of(call)) is None:
+            return False
+        return any(row[0] == other[0] and (row == other or 1 in (len(row), len(other))) for other in self.abandoned)
+
+    def oldest(self) -> QueuedCall | None:
+        """Of those that wait for nothing but a session."""
+        if not self.abandoned:
+            return self.waiting[0] if self.waiting else None
+        return next((call for call in self.waiting if not self.is_held_up(call)), None)
+
     def next_batch(self, *, reads: bool = False) -> list[QueuedCall]:
         """What is to be sent next; the calls stay in the queue. ``reads``: on a session that may only read now."""
+        waiting = [call for call in self.waiting if not self.is_held_up(call)] if self.abandoned else self.waiting
         if reads:
-            return [call for call in self.waiting if call.key is READS][:MAX_CALLS]
-        if not self.waiting:
+            return [call for call in waiting if call.key is READS][:MAX_CALLS]
+        if not waiting:
             return []
-        first = self.waiting[0]
-        if first.key is None or len(self.waiting) == 1:
+        first = waiting[0]
+        if first.key is None or len(waiting) == 1:
             return [first]
         kind = _kind(first.key)
-        batch = [call for call in self.waiting if call.key is not None and _kind(call.key) == kind][:MAX_CALLS]
+        batch = [call for call in waiting if call.key is not None and _kind(call.key) == kind][:MAX_CALLS]
         batch.sort(key=lambda call: call.key or READS)
         return batch
 

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from holdfast.database.background import Background, background_of
 from holdfast.database.call_dispatcher import END_PATIENCE, CallDispatcher, CallSession
+from holdfast.database.call_queue import SessionToEnd
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Calls, LostSession, Row, Statement
 from holdfast.database.statements import FOUNDATION, migrations
@@ -159,6 +160,8 @@ class Engine(ABC):
                     raise unanswered
                 rows = self._dispatcher.call(name, parameters, deadline, alone=alone)
                 return rows if unanswered is None else Repeated(rows)
+            except SessionToEnd:
+                continue
             except Unanswered as error:
                 if unanswered is not None or again is None or error._session is None or now() >= deadline:
                     raise

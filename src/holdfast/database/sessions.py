@@ -26,11 +26,12 @@ class LostSession:
     cannot be identified, and so cannot be ended.
     """
 
-    __slots__ = ("give_up", "has_ended", "identity")
+    __slots__ = ("give_up", "has_ended", "identity", "rows")
 
-    def __init__(self, identity: Row | None, give_up: float = 0.0) -> None:
-        """``identity``: of the session, as in ``CallSession``. ``give_up``: the time until which to try to end it."""
-        self.identity, self.give_up = identity, give_up
+    def __init__(self, identity: Row | None, give_up: float = 0.0, rows: Sequence[tuple[str, ...]] = ()) -> None:
+        """``identity``: of the session, as in ``CallSession``. ``give_up``: the time until which to try to end it.
+        ``rows``: those that its calls write, as in ``call_queue``."""
+        self.identity, self.give_up, self.rows = identity, give_up, rows
         self.has_ended = identity == {}
 
 

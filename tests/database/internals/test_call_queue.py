@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.database import call_queue
-from holdfast.database.call_queue import MAX_CALLS, MAX_ROLLBACKS, READS, Again, Answer, CallQueue, QueuedCall
+from holdfast.database.call_dispatcher import abandoned_rows
+from holdfast.database.call_queue import MAX_CALLS, MAX_ROLLBACKS, READS, Again, Answer, CallQueue, QueuedCall, row_of
 from holdfast.database.statements import statements
 from holdfast.errors import Refused, Unanswered
 
@@ -34,7 +35,8 @@ def test_what_may_share_a_transaction_is_a_statement_with_the_parameter_that_sor
     known = statements("postgres")
     for name, (_, *parameters) in call_queue._WRITES.items():
         assert set(parameters) <= set(known[name].parameters), name
-    for name in call_queue._READS:
+    for name, row in call_queue._READS.items():
+        assert set(row[1:]) <= set(known[name].parameters), name
         assert known[name].reads_only, name
 
 
@@ -124,6 +126,37 @@ def test_a_call_whose_caller_has_left_is_not_sent_again() -> None:
     assert taken(queue) == []
 
 
+def test_a_call_of_the_row_of_an_abandoned_write_waits_for_it() -> None:
+    queue = CallQueue()
+    [left] = added(queue, call("lease_acquire", "a"))
+    batch = taken(queue)
+    assert queue.leave(left) is False
+    queue.abandoned = abandoned_rows([batch], [])
+    same, any_row = added(queue, call("lease_release", "a"), call("lease_renew", "b"))
+    others = added(queue, call("lease_acquire", "b"), call("operation_write", "a"))
+    [read, other_read, statement] = added(
+        queue, call("lease_list", "a"), call("lease_list", "b"), call("object_changes")
+    )
+    assert queue.oldest() is others[0]
+    assert queue.next_batch(reads=True) == [other_read]
+    assert [taken(queue), taken(queue), taken(queue), taken(queue)] == [others, [other_read], [statement], []]
+    queue.abandoned = abandoned_rows([], [])
+    assert [taken(queue), taken(queue), taken(queue)] == [[same], [any_row], [read]]
+
+
+def test_a_statement_of_any_row_is_waited_for_by_all_of_its_noun() -> None:
+    """But a lost session is ended whatever is under way."""
+    queue = CallQueue()
+    [left] = added(queue, call("lease_renew", "a"))
+    batch = taken(queue)
+    queue.leave(left)
+    queue.abandoned = abandoned_rows([batch], [])
+    added(queue, call("lease_acquire", "b"), call("lease_force_release", "c"))
+    put, end = added(queue, call("object_put", "a"), call("session_end"))
+    assert [taken(queue), taken(queue), taken(queue)] == [[put], [end], []]
+    assert row_of(end) is None
+
+
 class World(RuleBasedStateMachine):
     """Callers come and leave, batches are answered, refused and lost, two of them at a time."""
 
@@ -149,9 +182,14 @@ class World(RuleBasedStateMachine):
     def send(self) -> None:
         if len(self.flying) == 2 or not self.queue.waiting:
             return
-        oldest = self.queue.waiting[0]
+        self.queue.abandoned = abandoned_rows(self.flying, [])
+        oldest = self.queue.oldest()
         batch = taken(self.queue)
+        if oldest is None:
+            assert batch == []
+            return
         assert oldest in batch, "the oldest is served first"
+        assert not {row_of(each) for each in batch} & set(self.queue.abandoned), "a call has overtaken a write"
         kinds = {each.key and call_queue._kind(each.key) for each in batch}
         assert len(kinds) == 1
         assert len(batch) == 1 or None not in kinds
@@ -197,6 +235,7 @@ class World(RuleBasedStateMachine):
             return
         for batch in self.flying:
             self.queue.settle(batch, [[] for _ in batch])
+        self.queue.abandoned = []
         for _ in range(len(self.calls) + 1):
             batch = taken(self.queue)
             if not batch:
