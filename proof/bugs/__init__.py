@@ -20,8 +20,8 @@ from holdfast.testing.postgres import Postgres
 from holdfast.testing.resource import Resource
 from proof.bugs import (
     c1_c2_fences,
+    c3_c4_c9_batches,
     c3_stale_writes,
-    c4_c9_batches,
     c5_effects,
     c5_owners,
     c6_forked_connection,
@@ -93,16 +93,19 @@ BUGS: dict[str, Bug] = {
         "C9", c7_c9_locks.BoundToASession, c7_c9_locks.committed_inside, c7_c9_locks.Locker
     ),
     "a neighbour's refusal is lost": Bug(
-        "C4", c4_c9_batches.RefusalLost, c4_c9_batches.refused_among_others, c4_c9_batches.Batches
+        "C4", c3_c4_c9_batches.RefusalLost, c3_c4_c9_batches.refused_among_others, c3_c4_c9_batches.Batches
     ),
     "sent twice, happened twice": Bug(
-        "C4", c4_c9_batches.SentTwice, c4_c9_batches.lost_after_the_commit, c4_c9_batches.Batches
+        "C4", c3_c4_c9_batches.SentTwice, c3_c4_c9_batches.lost_after_the_commit, c3_c4_c9_batches.Batches
     ),
     "a cancelled call's grant is kept": Bug(
-        "C9", c4_c9_batches.GrantKept, c4_c9_batches.cancelled_among_others, c4_c9_batches.Batches
+        "C9", c3_c4_c9_batches.GrantKept, c3_c4_c9_batches.cancelled_among_others, c3_c4_c9_batches.Batches
     ),
     "repeated before its session has ended": Bug(
-        "C4", c4_c9_batches.NotEnded, c4_c9_batches.executed_late, c4_c9_batches.Batches
+        "C4", c3_c4_c9_batches.NotEnded, c3_c4_c9_batches.executed_late, c3_c4_c9_batches.Batches
+    ),
+    "a cancelled call's write is overtaken": Bug(
+        "C3", c3_c4_c9_batches.Overtaking, c3_c4_c9_batches.overtaken, c3_c4_c9_batches.Batches
     ),
     "slot claimed by reading, then writing": Bug(
         "C7", c7_recipes.ReadThenWrite, c7_recipes.claimed_in_between, c7_recipes.Recipes

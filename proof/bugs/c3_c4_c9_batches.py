@@ -1,4 +1,4 @@
-"""C4 and C9: clients whose callers share a transaction, and answer for each other."""
+"""C3, C4 and C9: clients whose callers share a transaction, answer for each other, or write a row one after another."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -35,12 +35,18 @@ create function proof_record() returns trigger language plpgsql as $$ begin
     if new.id = 'refused' then
         raise exception 'refused';
     end if;
-    insert into public.proof_write (name, fence, key) values (new.id, 1, new.body);
+    if new.body = '"take over"' then
+        insert into public.proof_takeover (name, fence, older)
+            values (new.id, 2, (select count(*) from public.proof_write w where w.name = new.id));
+    else
+        insert into public.proof_write (name, fence, key) values (new.id, 1, new.body);
+    end if;
     return null;
 end $$;
 create trigger record after insert or update on holdfast.object for each row execute function proof_record();
 """
-"""A commit of a row waits as long as its name is at the gate. Every write of an object is recorded."""
+"""A commit of a row waits as long as its name is at the gate. Every write of an object is recorded; one that takes the
+object over, with the number of writes before it."""
 _SESSIONS = "select pid from pg_stat_activity where application_name like 'holdfast%' and datname = current_database()"
 
 
@@ -110,6 +116,13 @@ class NotEnded(Batches):
         return [(AsyncEngine, "_end_lost_sessions", end)]
 
 
+class Overtaking(Batches):
+    """Writes a row while an earlier write of it, whose caller was cancelled, is under way on another session."""
+
+    def wrong(self) -> Sequence[tuple[type, str, Callable[..., Any]]]:
+        return [(CallQueue, "is_held_up", lambda *_: False)]
+
+
 class _Callers:
     """Callers of one client, the first of which waits at the gate while the others queue, to be sent as one batch."""
 
@@ -143,6 +156,13 @@ class _Callers:
                 call.ok()
             except holdfast.EngineError as error:
                 call.fail() if error.certain else call.unknown()
+            except asyncio.CancelledError:
+                call.unknown()
+
+    async def take_over(self, name: str) -> None:
+        with self._records[name].invoke("takeover", name, 2) as call:
+            await self.client.objects.put_if("box", name, "take over", holdfast.Unconditional())
+            call.ok()
 
     async def acquire(self, name: str) -> None:
         with self._records[name].invoke("acquire", name) as call:
@@ -238,9 +258,31 @@ def executed_late(testbed: Testbed) -> None:
     _play(testbed, play, "a")
 
 
-def _play(testbed: Testbed, play: Callable[[_Callers], Awaitable[None]], *names: str) -> None:
+def overtaken(testbed: Testbed) -> None:
+    """A write is held back, and its caller is cancelled. Then the same object is taken over. A write of another object
+    shows that a second session is free."""
+
+    async def play(callers: _Callers) -> None:
+        await callers.put(FIRST)  # its statement is prepared
+        await asyncio.to_thread(callers.inner.stall, "to_server")
+        before = callers.inner.messages
+        writing = asyncio.create_task(callers.put("a"))
+        await callers.until(lambda: callers.inner.messages > before, "the write is on its way")
+        callers.proxy.target(testbed.url)
+        writing.cancel()
+        await asyncio.wait([writing])
+        taking_over = asyncio.create_task(callers.take_over("a"))
+        await callers.put("z")
+        await asyncio.to_thread(callers.inner.heal)
+        await taking_over
+        await callers.until(lambda: callers.count("proof_write") == 3, "the held write is executed")
+
+    _play(testbed, play, "a", "z", sessions=2)
+
+
+def _play(testbed: Testbed, play: Callable[[_Callers], Awaitable[None]], *names: str, sessions: int = 1) -> None:
     async def run(proxy: Proxy, inner: Proxy) -> None:
-        async with holdfast.AsyncClient(proxy.url, sessions=1) as client:
+        async with holdfast.AsyncClient(proxy.url, sessions=sessions) as client:
             callers = _Callers(testbed, proxy, inner, client, names)
             try:
                 async with asyncio.timeout(LIMIT):
