@@ -60,9 +60,9 @@ audit
 """
 WITHOUT = {
     "commands", "commands check", "completion", "driver", "driver create", "driver log", "driver ls", "driver rm",
-    "migrate print", "serve", "version",
+    "migrate print", "serve", "top", "version",
 }  # fmt: skip
-"""Commands that use no database of the user, and `serve`, which has a default file."""
+"""Commands that use no database of the user; `serve`, which has a default file; `top`, which refuses a pipe first."""
 MISTAKES = [
     (["do", "gate.open", "g", "--for", "-1", "--reason", "x"], 2, "--for must be a number from 1 to 86400, not -1.0"),
     (["migrate", "down", "--to", "0", "--reason", "x"], 1, "nothing was removed: not confirmed (--yes skips the"),

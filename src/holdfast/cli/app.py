@@ -26,6 +26,7 @@ GROUPS = {
         "schedules": "holdfast.cli.schedules:schedules",
     },
     "Leases and locks": {
+        "top": "holdfast.cli.top:top",
         "ls": "holdfast.cli.leases:ls",
         "history": "holdfast.cli.leases:history",
         "release": "holdfast.cli.leases:release",

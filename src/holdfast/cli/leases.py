@@ -12,9 +12,12 @@ from holdfast.cli import completion
 from holdfast.cli.app import actor_option, limit_option, listing_options, open_client, suggestion, watch_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from holdfast import Client, LeaseRecord, LockRecord
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View
+    from holdfast.records import HistoryRecord
 
 Rows = list[dict[str, Any]]
 HISTORY_LIMIT = 10_000
@@ -40,15 +43,10 @@ def ls(context: click.Context, /, **options: Any) -> None:
       holdfast ls --watch
       holdfast ls --json | jq -r '.[] | select(.remaining < 5) | .name'
     """
-    from holdfast.cli.output import Column
-    from holdfast.cli.watch_mode import View, show
+    from holdfast.cli.watch_mode import show
 
-    columns = (
-        Column("lease", 16), Column("holder", 12), Column("age"), Column("left"), Column("waiting"), Column("host", 20),
-        Column("pid"), Column("fence"), Column("kind"),
-    )  # fmt: skip
     with open_client(context) as client:
-        rows = show(View(lambda: [*map(describe, client.leases.list())], columns, _rows, _identity, _count), **options)
+        rows = show(view(lambda: [*map(describe, client.leases.list())]), **options)
         if not options["as_json"]:
             for line in _open_transactions(client):
                 click.echo(line, err=True)
@@ -103,17 +101,7 @@ def history(context: click.Context, name: str | None, limit: int, everything: bo
         )
         output.print_json([{field: getattr(grant, field) for field in fields} for grant in grants])
     elif grants:
-        columns = (
-            output.Column("lease", 14), output.Column("how"), output.Column("holder", 12), output.Column("ended (UTC)"),
-            output.Column("held for"), output.Column("by", 12), output.Column("reason", 24), output.Column("fence"),
-        )  # fmt: skip
-        rows = [
-            (grant.name, output.state(grant.outcome), grant.holder, output.format_time(grant.ended_at),
-             output.format_duration((grant.ended_at - grant.acquired_at).total_seconds()),
-             grant.actor, grant.reason, grant.fence)
-            for grant in grants
-        ]  # fmt: skip
-        output.print_table(columns, rows, wide=wide)
+        output.print_table(*history_table(grants), wide=wide)
     else:
         click.echo(f"lease {name!r} has no ended grants{similar}" if name else "no grant has ended yet", err=True)
 
@@ -215,13 +203,40 @@ def describe(lease: LeaseRecord) -> dict[str, Any]:
     }
 
 
+def view(fetch: Callable[[], Rows]) -> View:
+    """A listing of leases, each as ``describe`` returns it."""
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View
+
+    columns = (
+        Column("lease", 16), Column("holder", 12), Column("age"), Column("left"), Column("waiting"), Column("host", 20),
+        Column("pid"), Column("fence"), Column("kind"),
+    )  # fmt: skip
+    return View(fetch, columns, _rows, _identity, _count)
+
+
 def _rows(rows: Rows) -> list[tuple[object, ...]]:
-    from holdfast.cli.output import format_duration, waiting
+    from holdfast.cli.output import duration, waiting
 
     return [
-        (row["name"], row["holder"], format_duration(row["age"]), format_duration(row["remaining"]),
+        (row["name"], row["holder"], duration(row["age"]), duration(row["remaining"]),
          waiting(row["waiting"]), row["host"], row["pid"], row["fence"], row["kind"])
         for row in rows
+    ]  # fmt: skip
+
+
+def history_table(grants: list[HistoryRecord]) -> tuple[list[Column], list[tuple[object, ...]]]:
+    """The columns and rows of ended grants."""
+    from holdfast.cli.output import Column, duration, format_time, state
+
+    columns = [
+        Column("lease", 14), Column("how"), Column("holder", 12), Column("ended (UTC)"), Column("held for"),
+        Column("by", 12), Column("reason", 24), Column("fence"),
+    ]  # fmt: skip
+    return columns, [
+        (grant.name, state(grant.outcome), grant.holder, format_time(grant.ended_at),
+         duration((grant.ended_at - grant.acquired_at).total_seconds()), grant.actor, grant.reason, grant.fence)
+        for grant in grants
     ]  # fmt: skip
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli import completion
 from holdfast.cli.app import Integer, actor_option, listing_options, open_client, reason_option, watch_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.cli.watch_mode import View
 
 Locks = list[Any]
 
@@ -33,15 +38,10 @@ def locks(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from holdfast.cli.output import Column
-    from holdfast.cli.watch_mode import View, show
+    from holdfast.cli.watch_mode import show
 
-    columns = (
-        Column("lock", 14), Column("pid"), Column("granted"), Column("for"), Column("holder", 8), Column("waiting"),
-        Column("blocked by", 10), Column("mode"), Column("state", 6),
-    )  # fmt: skip
     with open_client(context) as client:
-        show(View(client.locks.list, columns, _rows, _identity, _count, _as_json), **options)
+        show(view(client.locks.list), **options)
 
 
 @locks.command()
@@ -77,6 +77,17 @@ def end(context: click.Context, pid: int, reason: str, actor: str) -> None:
     click.echo(f"ended session {pid}{description}; recorded: {output.clean(actor)}: {output.clean(reason)}")
 
 
+def view(fetch: Callable[[], Locks]) -> View:
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View
+
+    columns = (
+        Column("lock", 14), Column("pid"), Column("granted"), Column("for"), Column("holder", 8), Column("waiting"),
+        Column("blocked by", 10), Column("mode"), Column("state", 6),
+    )  # fmt: skip
+    return View(fetch, columns, _rows, _identity, _count, _as_json)
+
+
 def _as_json(records: Locks) -> list[dict[str, Any]]:
     rows = [lock.as_dict() for lock in records]
     for row in rows:
@@ -85,11 +96,10 @@ def _as_json(records: Locks) -> list[dict[str, Any]]:
 
 
 def _rows(records: Locks) -> list[tuple[object, ...]]:
-    from holdfast.cli.output import format_duration, state
+    from holdfast.cli.output import duration, state
 
     return [
-        (lock.label, lock.pid, state("yes" if lock.granted else "waits"),
-         None if lock.duration is None else format_duration(lock.duration),
+        (lock.label, lock.pid, state("yes" if lock.granted else "waits"), duration(lock.duration),
          lock.holder or lock.application_name or lock.role, lock.waiting or None,
          ", ".join(map(str, lock.blocked_by)), lock.mode, lock.state)
         for lock in records

@@ -17,7 +17,9 @@ from holdfast.cli.ops_export import export
 from holdfast.cli.ops_recover import complete, recover, reset, rollback
 
 if TYPE_CHECKING:
-    from holdfast import Client
+    from holdfast import Client, OperationRecord
+    from holdfast.cli.output import Column
+    from holdfast.records import LogEntry
 
 STATUSES = ("success", "failure", "partial", "undone", "running")
 FIELDS = (
@@ -71,17 +73,7 @@ def ls(context: click.Context, status: str | None, dataset: str | None, limit: i
     if as_json:
         output.print_json([_as_json(record) for record in records])
     elif records:
-        columns = (
-            output.Column("operation", 16), output.Column("status"), output.Column("key", first=12),
-            output.Column("attempt"), output.Column("updated (UTC)"), output.Column("error", 24),
-            output.Column("dataset", 8),
-        )  # fmt: skip
-        rows = [
-            (record.label, output.state(record.status), record.key, record.attempt,
-             output.format_time(record.updated_at), _error_text(record), record.dataset)
-            for record in records
-        ]  # fmt: skip
-        output.print_table(columns, rows, wide=wide)
+        output.print_table(*operations_table(records), wide=wide)
     else:
         click.echo("there are no operations" if status is None else f"no operation is {status}", err=True)
 
@@ -116,20 +108,9 @@ def show(context: click.Context, key: str | None, run: str | None, as_json: bool
             del row["payload"], row["operation"]
         output.print_json({**_as_json(record), "result": _result(state), "kept": state.kept, "entries": entry_rows})
         return
-    fields = {**{name: getattr(record, name) for name in FIELDS}, "status": output.state(record.status)}
-    fields |= {"error": _error_text(record), "result": _result_text(record, state)}
-    output.print_fields((name.replace("_", " "), value) for name, value in fields.items() if value is not None)
+    output.print_fields(operation_fields(record, state))
     click.echo()
-    columns = (
-        output.Column("entry"), output.Column("at (UTC)"), output.Column("kind"), output.Column("attempt"),
-        output.Column("detail", 24), output.Column("fence"),
-    )  # fmt: skip
-    rows = [
-        (entry.number, output.format_time(_to_datetime(entry.at)), output.state(entry.kind), entry.attempt,
-         entry.detail.removeprefix("{}"), entry.fence)
-        for entry in entries
-    ]  # fmt: skip
-    output.print_table(columns, rows, wide=wide)
+    output.print_table(*entries_table(entries), wide=wide)
 
 
 @ops.command()
@@ -270,6 +251,44 @@ def health(context: click.Context, stale: float, strict: bool, as_json: bool) ->
 
 for _command in (complete, export, recover, reset, rollback):
     ops.add_command(_command)
+
+
+def operations_table(records: list[OperationRecord]) -> tuple[list[Column], list[tuple[object, ...]]]:
+    """The columns and rows of operations."""
+    from holdfast.cli.output import Column, format_time, state
+
+    columns = [
+        Column("operation", 16), Column("status"), Column("key", first=12), Column("attempt"), Column("updated (UTC)"),
+        Column("error", 24), Column("dataset", 8),
+    ]  # fmt: skip
+    return columns, [
+        (record.label, state(record.status), record.key, record.attempt, format_time(record.updated_at),
+         _error_text(record), record.dataset)
+        for record in records
+    ]  # fmt: skip
+
+
+def operation_fields(record: OperationRecord, replayed: Any) -> list[tuple[str, object]]:
+    """The fields of an operation, with the result that its log has."""
+    from holdfast.cli.output import state
+
+    fields = {**{name: getattr(record, name) for name in FIELDS}, "status": state(record.status)}
+    fields |= {"error": _error_text(record), "result": _result_text(record, replayed)}
+    return [(name.replace("_", " "), value) for name, value in fields.items() if value is not None]
+
+
+def entries_table(entries: list[LogEntry]) -> tuple[list[Column], list[tuple[object, ...]]]:
+    """The columns and rows of an operation's log."""
+    from holdfast.cli.output import Column, format_time, state
+
+    columns = [
+        Column("entry"), Column("at (UTC)"), Column("kind"), Column("attempt"), Column("detail", 24), Column("fence"),
+    ]  # fmt: skip
+    return columns, [
+        (entry.number, format_time(_to_datetime(entry.at)), state(entry.kind), entry.attempt,
+         entry.detail.removeprefix("{}"), entry.fence)
+        for entry in entries
+    ]  # fmt: skip
 
 
 def _require(client: Client, key: str) -> Any:

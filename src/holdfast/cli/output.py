@@ -59,6 +59,8 @@ class Table(NamedTuple):
 class Cell(NamedTuple):
     value: object
     style: str = ""
+    order: object = None
+    """What `holdfast top` sorts by. None: the value."""
 
 
 def state(value: object, word: str | None = None) -> Cell:
@@ -69,6 +71,10 @@ def state(value: object, word: str | None = None) -> Cell:
 def waiting(count: int) -> Cell:
     """How many processes wait."""
     return state(count, "waits" if count else "")
+
+
+def duration(seconds: float | None) -> Cell:
+    return Cell(None if seconds is None else format_duration(seconds), order=seconds)
 
 
 def make_console() -> Console:
@@ -140,18 +146,29 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     """The fields of one record: a name and a value a line. Long values are wrapped."""
     console = make_console()
+    print_lines(console, render_fields(console, fields))
+
+
+def render_fields(console: Console, fields: Iterable[tuple[str, object]]) -> list[Text]:
     cells = [("what", Cell("value", "bold")), *((name, _as_cell(value)) for name, value in fields)]
     width = max(cell_len(name) for name, _ in cells)
-    for number, (name, cell) in enumerate(cells):
-        head = Text(f"{name:<{width}}{_GAP}", "" if number else "bold")
-        print_lines(console, wrap(console, head, Text(clean(cell.value), cell.style)))
+    heads = [Text(f"{name:<{width}}{_GAP}", "" if number else "bold") for number, (name, _) in enumerate(cells)]
+    texts = [Text(clean(cell.value), cell.style) for _, cell in cells]
+    return [line for head, text in zip(heads, texts, strict=True) for line in wrap(console, head, text)]
 
 
 def render_table(
-    console: Console, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, wide: bool = False
+    console: Console,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[object]],
+    *,
+    wide: bool = False,
+    margin: int = 0,
 ) -> Table:
-    """Columns with a heading. In a pipe and with ``wide`` they are as wide as their content; else they fit the line."""
-    room = None if wide else line_width(console)
+    """Columns with a heading. In a pipe and with ``wide`` they are as wide as their content; else they fit the line
+    without ``margin`` cells."""
+    width = None if wide else line_width(console)
+    room = None if width is None else max(width - margin, 1)
     ascii_only = console.options.ascii_only
     heading = [Cell(column.title, "bold") for column in columns]
     lines = [heading, *([_as_cell(value) for value in row] for row in rows)]
@@ -169,9 +186,9 @@ def render_table(
     rendered = []
     for cells, row in zip(lines, texts, strict=True):
         line = Text()
-        for (value, style), whole, width in zip(cells, row, widths, strict=False):
-            text = whole if cell_len(whole) <= width else shorten(str(value), width, ascii_only=ascii_only)
-            line.append(_GAP if line else "").append(text, style).append(" " * (width - cell_len(text)))
+        for cell, whole, width in zip(cells, row, widths, strict=False):
+            text = whole if cell_len(whole) <= width else shorten(str(cell.value), width, ascii_only=ascii_only)
+            line.append(_GAP if line else "").append(text, cell.style).append(" " * (width - cell_len(text)))
         rendered.append(line)
     return Table(rendered, [column.title for column in columns[len(widths) :]])
 

@@ -9,6 +9,10 @@ import click
 from holdfast.cli.app import fail, json_option, limit_option, listing_options, open_client, watch_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View
     from holdfast.records import ScheduleRecord, ScheduleRun
 
 Schedules = list[dict[str, Any]]
@@ -32,18 +36,10 @@ def schedules(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from holdfast.cli.output import Column
-    from holdfast.cli.watch_mode import View, show
+    from holdfast.cli.watch_mode import show
 
-    columns = (
-        Column("schedule", 12), Column("every", 10), Column("zone", 8), Column("next (UTC)"), Column("state", 8),
-        Column("last slot (UTC)"), Column("outcome", 10), Column("late"),
-    )  # fmt: skip
     with open_client(context) as client:
-        view = View(
-            lambda: [as_dict(record) for record in client.schedules.list()], columns, _rows, _identity, _count
-        )  # fmt: skip
-        show(view, **options)
+        show(view(lambda: [*map(as_dict, client.schedules.list())]), **options)
 
 
 @schedules.command("show")
@@ -69,11 +65,7 @@ def show_runs(context: click.Context, /, name: str, limit: int, as_json: bool) -
     if as_json:
         output.print_json([run_as_dict(run) for run in runs])
         return
-    columns = (
-        output.Column("slot (UTC)"), output.Column("status"), output.Column("late"), output.Column("took"),
-        output.Column("attempt"), output.Column("owner", 12), output.Column("reason", 16),
-    )  # fmt: skip
-    output.print_table(columns, [_run_row(run) for run in runs])
+    output.print_table(*runs_table(runs))
     noted = next((run for run in runs if run.note), None)
     if noted is not None and noted.note:
         click.echo(f"\nOutput of {output.format_time(noted.slot)}:")
@@ -99,8 +91,20 @@ def run_as_dict(run: ScheduleRun) -> dict[str, Any]:
     return {**{name: getattr(run, name) for name in names}, "note": run.note}
 
 
+def view(fetch: Callable[[], Schedules]) -> View:
+    """A listing of schedules, each as ``as_dict`` returns it."""
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View
+
+    columns = (
+        Column("schedule", 12), Column("every", 10), Column("zone", 8), Column("next (UTC)"), Column("state", 8),
+        Column("last slot (UTC)"), Column("outcome", 10), Column("late"),
+    )  # fmt: skip
+    return View(fetch, columns, _rows, _identity, _count)
+
+
 def _rows(schedules: Schedules) -> list[tuple[object, ...]]:
-    from holdfast.cli.output import format_duration, format_time, state
+    from holdfast.cli.output import duration, format_time, state
 
     rows: list[tuple[object, ...]] = []
     for each in schedules:
@@ -113,21 +117,31 @@ def _rows(schedules: Schedules) -> list[tuple[object, ...]]:
              state(word or "waits", "unknown" if word in ("paused", "overdue") else ""),
              last["slot"] and format_time(last["slot"]),
              state(last["reason"] if last["status"] == "skipped" else last["status"], last["status"]),
-             None if last["lateness"] is None else format_duration(last["lateness"]))
+             duration(last["lateness"]))
         )  # fmt: skip
     return rows
 
 
+def runs_table(runs: list[ScheduleRun]) -> tuple[list[Column], list[tuple[object, ...]]]:
+    """The columns and rows of a schedule's runs."""
+    from holdfast.cli.output import Column
+
+    columns = [
+        Column("slot (UTC)"), Column("status"), Column("late"), Column("took"), Column("attempt"), Column("owner", 12),
+        Column("reason", 16),
+    ]  # fmt: skip
+    return columns, [_run_row(run) for run in runs]
+
+
 def _run_row(run: ScheduleRun) -> tuple[object, ...]:
-    from holdfast.cli.output import format_duration, format_time, state
+    from holdfast.cli.output import duration, format_time, state
 
     took = None
     if run.started_at is not None and run.ended_at is not None:
-        took = format_duration((run.ended_at - run.started_at).total_seconds())
+        took = (run.ended_at - run.started_at).total_seconds()
     return (
         format_time(run.slot), state(run.status if run.count == 1 else f"{run.status} {run.count}", run.status),
-        None if run.lateness is None else format_duration(run.lateness), took, run.attempt or None, run.owner,
-        run.reason,
+        duration(run.lateness), duration(took), run.attempt or None, run.owner, run.reason,
     )  # fmt: skip
 
 

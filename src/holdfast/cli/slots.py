@@ -11,7 +11,9 @@ from holdfast.cli.app import listing_options, open_client, watch_options
 from holdfast.cli.leases import describe
 
 if TYPE_CHECKING:
-    from holdfast import Client
+    from collections.abc import Callable
+
+    from holdfast.cli.watch_mode import View
 
 Pools = list[dict[str, Any]]
 PREFIX = "@slot:"
@@ -37,24 +39,20 @@ def slots(context: click.Context, /, pool: str | None, **options: Any) -> None:
       holdfast slots gpu --watch
       holdfast slots --json | jq '.[] | {pool, in_use, capacity}'
     """
-    from holdfast.cli.output import Column
-    from holdfast.cli.watch_mode import View, show
+    from holdfast.cli.watch_mode import show
 
-    columns = (
-        Column("pool", 10), Column("slot"), Column("owner", 12), Column("age"), Column("left"), Column("in use"),
-        Column("waiting"), Column("host", 20), Column("pid"), Column("fence"),
-    )  # fmt: skip
     with open_client(context) as client:
         capacities = settings.pools()
-        show(View(lambda: _fetch(client, capacities, pool), columns, _rows, _identity, _count), **options)
+        show(view(lambda: pools_of([*map(describe, client.leases.list())], capacities, pool)), **options)
 
 
-def _fetch(client: Client, capacities: dict[str, int], only: str | None) -> Pools:
+def pools_of(leases: list[dict[str, Any]], capacities: dict[str, int], only: str | None = None) -> Pools:
+    """The pools whose slots are among the leases, or whose capacity is known."""
     in_use: dict[str, list[dict[str, Any]]] = {name: [] for name in capacities}
-    for lease in client.leases.list():
-        if lease.name.startswith(PREFIX):
-            name, _, number = lease.name.removeprefix(PREFIX).rpartition(":")
-            in_use.setdefault(name, []).append({"slot": int(number), **describe(lease)})
+    for lease in leases:
+        if lease["name"].startswith(PREFIX):
+            name, _, number = lease["name"].removeprefix(PREFIX).rpartition(":")
+            in_use.setdefault(name, []).append({"slot": int(number), **lease})
     return [
         {
             "pool": name,
@@ -71,8 +69,19 @@ def _fetch(client: Client, capacities: dict[str, int], only: str | None) -> Pool
     ]
 
 
+def view(fetch: Callable[[], Pools]) -> View:
+    from holdfast.cli.output import Column
+    from holdfast.cli.watch_mode import View
+
+    columns = (
+        Column("pool", 10), Column("slot"), Column("owner", 12), Column("age"), Column("left"), Column("in use"),
+        Column("waiting"), Column("host", 20), Column("pid"), Column("fence"),
+    )  # fmt: skip
+    return View(fetch, columns, _rows, _identity, _count)
+
+
 def _rows(pools: Pools) -> list[tuple[object, ...]]:
-    from holdfast.cli.output import format_duration, state, waiting
+    from holdfast.cli.output import duration, state, waiting
 
     rows: list[tuple[object, ...]] = []
     for pool in pools:
@@ -80,9 +89,8 @@ def _rows(pools: Pools) -> list[tuple[object, ...]]:
         is_full = capacity is not None and count >= capacity
         in_use = state(count if capacity is None else f"{count} of {capacity}", "full" if is_full else "")
         rows += [
-            (pool["pool"], slot["slot"], slot["owner"], format_duration(slot["age"]),
-             format_duration(slot["remaining"]), in_use, waiting(pool["waiting"]), slot["host"], slot["pid"],
-             slot["fence"])
+            (pool["pool"], slot["slot"], slot["owner"], duration(slot["age"]), duration(slot["remaining"]), in_use,
+             waiting(pool["waiting"]), slot["host"], slot["pid"], slot["fence"])
             for slot in pool["slots"]
         ] or [(pool["pool"], None, None, None, None, in_use, waiting(0), None, None, None)]  # fmt: skip
     return rows
