@@ -151,7 +151,7 @@ async def test_a_crash_between_record_and_driver_comes_to_a_running_sandbox(
     """And one between the mark and the driver to a dead process group."""
     gateway: Gateway = complete.state.gateway
     given = new(argv=["sleep", "1000"], grace=0.1, supervised=supervised)
-    payload = new_payload(given, gateway.address, "lost with its replica" if supervised else None)
+    payload = new_payload(given, gateway.address, "lost with its replica" if supervised else None, gateway.seal)
     await gateway.client.objects.put_if("@sandbox", "web", payload, holdfast.MustCreate())
     record = await phase_is(gateway, "web", "Provisioning" if supervised else "Ready")
     pid = await pid_of(gateway, "web")

@@ -17,6 +17,7 @@ from holdfast.gateway.context import Gateway
 from holdfast.gateway.sandboxes import routes
 from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import SandboxAction, due_action, matches, new_payload, owner
+from holdfast.gateway.seal import Seal
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import parse
 from tests.children import PATIENCE
@@ -225,7 +226,7 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
     url = f"sqlite:///{tmp_path / 'app.db'}"
     settings = Settings(url, driver=f"unix:{tmp_path / 'none.sock'}", tokens=parse("ops operate a-secret-of-operators"))
     with holdfast.Client(url) as client:
-        payload = new_payload(new(argv=["true"], supervised=True), "http://here", "its own")
+        payload = new_payload(new(argv=["true"], supervised=True), "http://here", "its own", Seal(()))
         assert "its own" not in str(payload)
         client.objects.put_if("@sandbox", "web", payload, holdfast.MustCreate())
     with TestClient(create_app(settings), base_url="http://localhost") as http:
@@ -246,7 +247,7 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
 
 
 def test_what_is_due() -> None:
-    payload = new_payload(new(argv=["true"]), "http://here", None)
+    payload = new_payload(new(argv=["true"]), "http://here", None, Seal(()))
     seen = {**payload, "status": {"phase": "Ready", "conditions": []}}
     going = {**payload, "status": {"phase": "Deleting"}}
     ours = holdfast.reconciler.Backend("a", details={"owner": owner(payload, "home")})

@@ -30,7 +30,7 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 EXAMPLE = ROOT / "examples/systemd/sweep.service"
 VARIABLES = {f"HOLDFAST_{name.upper()}" for name in OPTIONS} | {
-    "HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_DRIVER_TOKEN", "HOLDFAST_REPLICA_ID",
+    "HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_KEY", "HOLDFAST_DRIVER_TOKEN", "HOLDFAST_REPLICA_ID",
 }  # fmt: skip
 GATEWAY_PORT = 7411
 

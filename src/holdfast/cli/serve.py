@@ -33,6 +33,7 @@ from holdfast.cli import settings as cli_settings
 @click.option(
     "--tokens-file", metavar="FILE", help="File with lines of NAME SCOPE SECRET; SCOPE: report, read, operate."
 )
+@click.option("--key-file", metavar="FILE", help="Key that seals secrets in the database, the same for all replicas.")
 @click.option(
     "--writes", metavar="N", help="Write rate limit per token, in requests per second. Default: 1000; 0: none."
 )

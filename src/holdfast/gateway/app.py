@@ -33,6 +33,7 @@ from holdfast.gateway.driver_process import DriverProcess
 from holdfast.gateway.logs import ERROR, WARNING, log
 from holdfast.gateway.peers import Peers
 from holdfast.gateway.request_metrics import RequestMetrics
+from holdfast.gateway.seal import Seal, open_seal
 from holdfast.gateway.settings import Settings
 from holdfast.integrations.asgi import IdempotencyMiddleware
 from holdfast.integrations.prometheus import export
@@ -45,13 +46,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     """The ASGI application of a replica. The database and the driver are opened when its lifespan begins."""
-    metrics = RequestMetrics()
+    metrics, seal = RequestMetrics(), open_seal(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.callback(export(metrics.registry))
-            app.state.gateway = await _open_gateway(settings, replica or replica_name(), stack)
+            app.state.gateway = await _open_gateway(settings, seal, replica or replica_name(), stack)
             app.state.gateway.metrics = metrics.registry
             await stack.enter_async_context(_run_loops(app.state.gateway))
             yield
@@ -66,14 +67,14 @@ def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     app.add_middleware(
         IdempotencyMiddleware, client=lambda scope: scope["app"].state.gateway.client,
         principal=lambda scope: scope["state"]["principal"], methods=("POST",),
-        max_body=admission_rules.BODY_BYTES,
+        max_body=admission_rules.BODY_BYTES, seal=seal,
     )  # fmt: skip
     app.add_middleware(Admission, settings=settings, metrics=metrics)
     openapi.extend(app)
     return app
 
 
-async def _open_gateway(settings: Settings, replica: str, stack: AsyncExitStack) -> Gateway:
+async def _open_gateway(settings: Settings, seal: Seal, replica: str, stack: AsyncExitStack) -> Gateway:
     """Open the driver first and the client second: the driver must end after the leases are released."""
     loops, address = [], settings.driver
     if address is None:
@@ -89,7 +90,7 @@ async def _open_gateway(settings: Settings, replica: str, stack: AsyncExitStack)
     await client.objects.get("@gateway", "installation")  # refused to a role that is no gateway's
     listens_at = settings.advertise or _advertised_address(settings)
     peers = Peers(client, listens_at, health.PRESENCE, single=settings.single)
-    return Gateway(settings, client, driver, replica, listens_at, peers, loops)
+    return Gateway(settings, client, driver, replica, listens_at, peers, seal, loops)
 
 
 @asynccontextmanager

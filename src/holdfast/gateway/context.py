@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 import holdfast
 from holdfast.gateway.agents.replica_state import AgentState
 from holdfast.gateway.peers import Peers
+from holdfast.gateway.seal import Seal
 from holdfast.gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Gateway:
     """Where other replicas and redirected clients reach this one, e.g. http://10.0.0.7:7411."""
     peers: Peers
     """The other replicas, as far as requests are sent to them."""
+    seal: Seal
+    """Encrypts the secrets in its records."""
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests; cancelled and awaited at the end."""
     agents: AgentState = field(default_factory=AgentState)

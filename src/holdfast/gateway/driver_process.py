@@ -24,7 +24,10 @@ _START_WITHIN = 30.0
 _END_WITHIN = 5.0
 _CHECK_EVERY = 1.0
 _RETRY_AFTER = 0.2
-_SECRETS = ("HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_TOKENS_FILE", "HOLDFAST_DRIVER_TOKEN")
+_SECRETS = (
+    "HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_TOKENS_FILE", "HOLDFAST_DRIVER_TOKEN", "HOLDFAST_KEY",
+    "HOLDFAST_KEY_FILE",
+)  # fmt: skip
 """Variables of the replica that the driver does not get: sandboxes can read its environment."""
 _USAGE_ERROR = 2
 """The exit code of a driver whose arguments are wrong: another start would fail, too."""

@@ -59,7 +59,7 @@ def run(settings: Settings, on_ready: OnReady) -> int:
     replica = replica_name()
     open_files, room = _raise_file_limit()
     settings = replace(settings, open_files=open_files, connections=room)
-    install(replica, [token.secret for token in settings.tokens])
+    install(replica, [*(token.secret for token in settings.tokens), *settings.keys])
     with suppress(asyncio.CancelledError):  # a signal came before the replica listened
         asyncio.run(_run(settings, replica, on_ready))
     log.event("gateway.stopped")
@@ -336,6 +336,12 @@ def _ready_fields(settings: Settings, gateway: Gateway) -> dict[str, Any]:
             "gateway.open", WARNING,
             why=f"no tokens are set: every user of this machine can read everything at {address}, run operator "
             f"commands, and run programs as the user with id {os.geteuid()}. Set --tokens-file or HOLDFAST_TOKENS",
+        )  # fmt: skip
+    if not settings.keys and not settings.single:
+        log.event(
+            "gateway.unsealed", WARNING,
+            why="no key is set: variables of sandboxes, tokens of sessions and kept answers are readable in the "
+            "database. Set --key-file or HOLDFAST_KEY, the same for all replicas",
         )  # fmt: skip
     return fields
 

@@ -1,8 +1,8 @@
 """Sessions: each has a slot of a pool while it sends heartbeats, to any replica.
 
 The slot is a lease. No replica renews it by itself: each heartbeat of the session does, with the token of the lease
-that is in the session's record. Without a heartbeat the lease expires, the slot is free again, and the session is
-FAILED. A session that has ended answers 410.
+that is sealed in the session's record. Without a heartbeat the lease expires, the slot is free again, and the session
+is FAILED. A session that has ended answers 410.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ async def claim(gateway: CurrentGateway, body: NewSession, response: Response) -
         raise Problem(409, str(error), headers={"Retry-After": "1"}) from None
     payload = {
         "pool": body.pool, "slot": grant.slot, "fence": grant.fence, "agent": body.agent, "ttl": body.ttl,
-        "state": ACTIVE, "reason": "", "ended_at": None, "token": grant.detach(),
+        "state": ACTIVE, "reason": "", "ended_at": None,
+        "token": gateway.seal.close(grant.detach().encode(), id).decode(),
     }  # fmt: skip
     try:
         record = await gateway.client.objects.put_if(
@@ -129,7 +130,7 @@ async def heartbeat(gateway: CurrentGateway, id: Id) -> Any:
     """Renew the slot for another ttl."""
     record = await _get_active(gateway, id)
     try:
-        grant = await _slots(gateway, record).adopt(record.payload["slot"], record.payload["token"])
+        grant = await _slots(gateway, record).adopt(record.payload["slot"], _token(gateway, record))
         await grant.renew()
     except holdfast.LeaseLost:
         raise await _record_loss(gateway, record) from None
@@ -146,9 +147,9 @@ async def end(gateway: CurrentGateway, id: Id, body: SessionEnd) -> Any:
         await _get_alive(gateway, id)  # raises 410 when it has ended meanwhile
         raise Problem(409, f"session {id!r} was changed meanwhile: try again", headers={"Retry-After": "1"}) from None
     try:
-        grant = await _slots(gateway, record).adopt(record.payload["slot"], record.payload["token"])
+        grant = await _slots(gateway, record).adopt(record.payload["slot"], _token(gateway, record))
         await grant.release()
-    except holdfast.HoldfastError as error:
+    except (holdfast.HoldfastError, Problem) as error:
         log.event(
             "session.released_late", WARNING,
             "the slot of session %(session)s could not be released and is free when it expires: %(error)s",
@@ -275,6 +276,10 @@ def _slots(gateway: Gateway, record: holdfast.ObjectRecord) -> Any:
     """The slots of the session's pool, which may not be configured any more."""
     pool = record.payload["pool"]
     return gateway.client.slots(pool, gateway.settings.pools.get(pool, 1))
+
+
+def _token(gateway: Gateway, record: holdfast.ObjectRecord) -> str:
+    return gateway.seal.open(record.payload["token"].encode(), record.id).decode()
 
 
 def _answer(record: holdfast.ObjectRecord) -> dict[str, Any]:

@@ -34,6 +34,9 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """Host names to answer to, beside localhost and addresses."""
     tokens: tuple[Token, ...] = ()
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    """What secrets in the database are sealed with: the first one closes, each of them opens. None: on SQLite a key of
+    its own in a file, on PostgreSQL they are not sealed, which ``load`` refuses beyond loopback."""
     writes: float = 1000.0
     """Writing requests a second and principal; 0 is no limit."""
     stop_within: float = 20.0
@@ -112,11 +115,22 @@ def load(
         except ValueError as error:
             mistakes.append(f"HOLDFAST_TOKENS: {error}")
     values["tokens"] = values.pop("tokens_file", ())
+    if key := environment.get("HOLDFAST_KEY"):
+        try:
+            values["key_file"] = (*values.get("key_file", ()), *_parse_keys(key))
+        except ValueError as error:
+            mistakes.append(f"HOLDFAST_KEY: {error}")
+    values["keys"] = values.pop("key_file", ())
     settings = Settings(url, schema, **values)
     if not settings.loopback and not settings.tokens and "tokens" not in " ".join(mistakes):
         mistakes.append(
             f"{_flag('host')} {settings.host} is not a loopback address: every client that reaches it could run "
             "programs. Set tokens (--tokens-file, HOLDFAST_TOKENS)"
+        )
+    if not settings.loopback and not settings.single and not settings.keys and "key" not in " ".join(mistakes):
+        mistakes.append(
+            f"{_flag('host')} {settings.host} is not a loopback address, and variables of sandboxes would be readable "
+            "in the database. Set a key, the same for all replicas (--key-file, HOLDFAST_KEY): openssl rand -base64 32"
         )
     if mistakes:
         raise SettingsError(mistakes)
@@ -219,6 +233,19 @@ def _tokens(value: Any) -> tuple[Token, ...]:
     return tokens.parse(text)
 
 
+def _key_file(value: Any) -> tuple[str, ...]:
+    try:
+        return _parse_keys(Path(_text(value)).read_text(encoding="ascii", errors="replace"))
+    except OSError as error:
+        raise ValueError(f"the key cannot be read: {error.strerror}") from None
+
+
+def _parse_keys(text: str) -> tuple[str, ...]:
+    from holdfast.gateway.seal import parse_keys  # here: it needs the server extra, and `holdfast slots` does not
+
+    return parse_keys(text)
+
+
 def _folder(value: Any) -> str:
     if not Path(path := _text(value)).is_dir():
         raise ValueError(f"there is no folder {path!r:.200}")
@@ -245,8 +272,8 @@ def _relay(value: Any) -> tuple[str, Any]:
 
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     "host": _text, "port": _port, "advertise": _url, "entrance": _url, "redirect": _switch, "hosts": _hosts,
-    "tokens_file": _tokens, "writes": _rate, "stop_within": _seconds, "driver": _driver, "driver_folder": _text,
-    "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _silence,
+    "tokens_file": _tokens, "key_file": _key_file, "writes": _rate, "stop_within": _seconds, "driver": _driver,
+    "driver_folder": _text, "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _silence,
     "agent_silence": _silence, "transcripts": _folder, "agent_config": _folder, "summariser": _summariser,
     "relay": _relay,
 }  # fmt: skip

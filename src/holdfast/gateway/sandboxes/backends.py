@@ -23,6 +23,7 @@ from holdfast.gateway.sandboxes.records import (
     TYPE,
     SandboxAction,
 )
+from holdfast.problem_json import Problem
 
 _PAGE = 1000
 
@@ -31,7 +32,7 @@ class Backends:
     """The backends of this installation's records; the driver may have those of other installations, too."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._client, self._driver = gateway.client, gateway.driver
+        self._client, self._driver, self._seal = gateway.client, gateway.driver, gateway.seal
         self._installation: str | None = None
         self._supervised: set[str] = set()
         """The ids of sandboxes that were given a token for their supervisor."""
@@ -100,10 +101,15 @@ class Backends:
 
     async def create(self, record: holdfast.ObjectRecord, token: str | None) -> holdfast.reconciler.Backend:
         """Create the backend of a record; the existing one when another replica has. DriverError 409 when the id is
-        taken by another sandbox."""
+        taken by another sandbox, without a status when this replica cannot open its variables."""
         payload = record.payload
         spec = {name: value for name, value in payload["spec"].items() if name != "supervised" and value is not None}
-        env = {**spec.pop("env"), ADDRESS_VARIABLE: payload["gateway"]} | ({TOKEN_VARIABLE: token} if token else {})
+        del spec["env"]
+        try:
+            env = records.env(payload, self._seal)
+        except Problem as error:
+            raise holdfast.DriverError(f"sandbox {record.id!r} cannot be created: {error}") from None
+        env |= {ADDRESS_VARIABLE: payload["gateway"]} | ({TOKEN_VARIABLE: token} if token else {})
         installation = await self.installation()
         try:
             return await self._driver.create(

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import holdfast
+from holdfast.gateway.seal import Seal
 
 TYPE = "@sandbox"
 SUPERVISOR_LEASE = "gateway:supervisor:"
@@ -30,16 +31,26 @@ class SandboxAction(Enum):
     END = "end"
 
 
-def new_payload(fields: Mapping[str, Any], address: str, token: str | None) -> dict[str, Any]:
+def new_payload(fields: Mapping[str, Any], address: str, token: str | None, seal: Seal) -> dict[str, Any]:
     """The payload of a new sandbox. ``incarnation`` tells it apart from an earlier one of the same id, whose processes
-    the driver may still run. Of the token only the hash is stored."""
+    the driver may still run. The values of variables are sealed, and of the token only the hash is stored."""
+    incarnation = uuid4().hex[:12]
+    spec = {name: fields[name] for name in _SPEC_FIELDS}
+    env = {name: seal.close(value.encode(), f"{incarnation} {name}").decode() for name, value in spec["env"].items()}
     return {
-        "spec": {name: fields[name] for name in _SPEC_FIELDS},
+        "spec": {**spec, "env": env},
         "metadata": fields["metadata"],
         "gateway": address,
-        "incarnation": uuid4().hex[:12],
+        "incarnation": incarnation,
         "tokens": [] if token is None else [hash_token(token)],
     }
+
+
+def env(payload: Mapping[str, Any], seal: Seal) -> dict[str, str]:
+    """The variables of the sandbox. Raises Problem when this replica cannot open them."""
+    incarnation = payload["incarnation"]
+    values = payload["spec"]["env"]
+    return {name: seal.open(value.encode(), f"{incarnation} {name}").decode() for name, value in values.items()}
 
 
 def size(payload: Mapping[str, Any]) -> int:

@@ -47,7 +47,8 @@ async def create(gateway: CurrentGateway, body: NewSandbox, response: Response) 
     Its phase says when it does."""
     id, token = body.id or f"sb-{uuid4().hex[:16]}", secrets.token_urlsafe(32) if body.supervised else None
     fields = body.model_dump() | {"limits": body.limits.model_dump(exclude_none=True)}
-    payload = _check_size(records.new_payload(fields, gateway.settings.entrance or gateway.address, token))
+    address = gateway.settings.entrance or gateway.address
+    payload = _check_size(records.new_payload(fields, address, token, gateway.seal))
     async with _exclude_reconciler(gateway, id):
         record = await gateway.client.objects.put_if(
             TYPE, id, payload, holdfast.MustCreate(), name=body.name, labels=body.labels

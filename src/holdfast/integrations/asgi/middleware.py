@@ -34,8 +34,8 @@ class IdempotencyMiddleware:
     a second effect. ``on_partial``: what happens to a request whose server died: "refuse", "retry" (the application
     handles it), or a function of scope and body that returns an Answer, True to call the application again, or False to
     refuse. ``replay_headers``: further headers to repeat. ``max_body``, ``max_kept``: bytes of a request, and of a
-    stored answer. ``linger``: seconds that a stream may continue after its client has disconnected. ``ttl``: seconds
-    after which a server that died counts as dead.
+    stored answer. ``seal``: encrypts stored answers. ``linger``: seconds that a stream may continue after its client
+    has disconnected. ``ttl``: seconds after which a server that died counts as dead.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class IdempotencyMiddleware:
         replay_headers: Iterable[str] = (),
         max_body: int = 1 << 20,
         max_kept: int = MAX_STORED,
+        seal: options.Seal | None = None,
         linger: float = 30.0,
         ttl: float = 30.0,
     ) -> None:
@@ -61,6 +62,9 @@ class IdempotencyMiddleware:
         self._on_partial, number = on_partial, options.check_number
         self._max_body = number("max_body", max_body, 0, 1 << 40)
         self._max_kept = number("max_kept", max_kept, 0, MAX_STORED)
+        self._seal = seal
+        if seal is not None:
+            self._max_kept = min(self._max_kept, MAX_STORED * 3 // 4 - 1000)
         self._linger = number("linger", linger, 0.0, DAY)
         self._terms: dict[str, Any] = {
             "when_locked": "wait" if number("wait", wait, 0.0, DAY) else "fail", "timeout": wait,
@@ -116,10 +120,10 @@ class IdempotencyMiddleware:
         """From the claim to the recorded answer, whether or not the client is still connected."""
 
         async def perform() -> bytes:
-            return (await exchange.perform()).dump(self._repeated, self._max_kept)
+            return self._dump(await exchange.perform(), key)
 
         async def probe(op: Any) -> Any:
-            return await self._verify(op, scope, body)
+            return await self._verify(op, scope, body, key)
 
         verify = None if self._on_partial == "refuse" else probe
         client = self._client if isinstance(self._client, holdfast.AsyncClient) else self._client(scope)
@@ -129,7 +133,8 @@ class IdempotencyMiddleware:
             if not exchange.called:
                 if outcome.status == "expired":
                     raise problem.gone("is not kept any more")
-                return await Answer.load(outcome.result).replay(send)
+                stored = outcome.result if self._seal is None else self._seal.open(outcome.result, key)
+                return await Answer.load(stored).replay(send)
         except (Released, UnknownEffect):
             pass
         except Exception as error:
@@ -142,7 +147,12 @@ class IdempotencyMiddleware:
             )  # fmt: skip
         return await exchange.finish()
 
-    async def _verify(self, op: Any, scope: Scope, body: bytes) -> Any:
+    def _dump(self, answer: Answer, key: str) -> bytes:
+        """The answer as it is stored."""
+        data = answer.dump(self._repeated, self._max_kept)
+        return data if self._seal is None else self._seal.close(data, key)
+
+    async def _verify(self, op: Any, scope: Scope, body: bytes, key: str) -> Any:
         """Decide about an attempt that died: ``op.done(answer)``, False to try again. Raises a 409 if it is unknown."""
         if self._on_partial == "retry":
             return False
@@ -150,7 +160,7 @@ class IdempotencyMiddleware:
         result = self._on_partial(scope, body)
         decision: Any = await result if inspect.isawaitable(result) else result
         if isinstance(decision, Answer):
-            return op.done(decision.dump(self._repeated, self._max_kept))
+            return op.done(self._dump(decision, key))
         if decision is True:
             return False
         raise problem.interrupted(op.key.digest)

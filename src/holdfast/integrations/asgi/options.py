@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import holdfast
 from holdfast.integrations.asgi.answer import NEVER, REPEATED, Answer
@@ -13,6 +13,17 @@ from holdfast.integrations.asgi.problem import Scope
 Decision = Answer | bool
 OnPartial = Literal["refuse", "retry"] | Callable[[Scope, bytes], Decision | Awaitable[Decision]]
 Client = holdfast.AsyncClient | Callable[[Scope], holdfast.AsyncClient]
+
+
+class Seal(Protocol):
+    """Encrypts answers before they are stored."""
+
+    def close(self, data: bytes, where: str) -> bytes:
+        """At most a third longer than ``data``, plus 1,000 bytes. ``where``: the key of the operation, which no other
+        answer has."""
+
+    def open(self, stored: bytes, where: str) -> bytes:
+        """What ``close`` was given. Raises when it was given something else, or another ``where``."""
 
 
 def check_functions(principal: Any, client: Any, on_partial: Any) -> None:
