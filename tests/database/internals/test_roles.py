@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -251,6 +252,60 @@ def test_the_doctor_finds_a_role_that_is_not_the_gateways_alone(urls: tuple[str,
         owner.execute("select holdfast.lease_force_release('nightly-import', 'jane', 'why')")
         owner.execute("grant execute on function holdfast.peer_announce to worker")
     assert finding() == ("warn", "3 roles may do what a gateway may: gateway, operator, worker")
+
+
+ARGUMENTS = """select proname::text, coalesce(proargnames[:pronargs], '{}'), proargtypes::regtype[]::text[] from pg_proc
+    where pronamespace = 'holdfast'::regnamespace and prokind = 'f' and prorettype <> 'trigger'::regtype
+      and has_function_privilege(oid, 'execute') order by 1"""
+BY_TYPE = {
+    "uuid": "gen_random_uuid()", "boolean": "true", "bigint": "0", "integer": "1", "double precision": "60",
+    "jsonb": "'{}'", "bytea": "null", "pg_snapshot": "pg_current_snapshot()", "xid8": "'0'",
+}  # fmt: skip
+
+
+def test_no_function_shows_the_token_of_a_lease_or_the_beat_of_a_process(
+    urls: tuple[str, str], worker: holdfast.Client
+) -> None:
+    """Every function that any of the roles may execute, with the name of each kind of lease, and without its token."""
+    tokens: list[str] = []
+
+    def hold() -> None:
+        worker.lease("import", ttl=3600).acquire()
+        worker.slots("gpu", 1, ttl=3600).claim(owner="s-1")
+        worker._guard_lease("system:guard", ttl=3600).acquire()
+        with psycopg.connect(urls[0].replace("worker@", "postgres@")) as owner:
+            found = owner.execute("select name, token::text, beat::text from holdfast.lease").fetchall()
+        assert len(found) == 4
+        tokens.extend(secret for _, *secrets in found for secret in secrets)
+        with psycopg.connect(of_gateway(urls), autocommit=True) as gateway:
+            functions = gateway.execute(ARGUMENTS).fetchall()
+            answers = 0
+            for function, arguments, types in functions:
+                for name, *_ in found:
+                    values = [f"'{name}'" if kind == "text" else BY_TYPE.get(kind, "null") for kind in types]
+                    call = ", ".join(f"{each} => {value}" for each, value in zip(arguments, values, strict=True))
+                    with suppress(psycopg.Error), gateway.transaction(force_rollback=True):
+                        shown = str(gateway.execute(f"select * from holdfast.{function}({call})".encode()).fetchall())
+                        answers += 1
+                        assert not any(token in shown for token in tokens), function
+            assert (len(functions) > 100, answers > 100) == (True, True)
+
+    worker.operation("running").run(hold)
+
+
+def test_the_token_of_one_lease_does_not_show_the_others_of_its_process(
+    urls: tuple[str, str], worker: holdfast.Client
+) -> None:
+    """A program that was given one, by `holdfast run` for example, repeats the acquire with it."""
+    given = worker.lease("given", ttl=3600).acquire()
+    worker.lease("own", ttl=3600).acquire()
+    with psycopg.connect(urls[0], autocommit=True) as child:
+        acquire = "select status, beat from holdfast.lease_acquire('given', 'me', 60, %s)"
+        assert child.execute(acquire, [given.token]).fetchone() == ("acquired", None)
+        acquire = "select beat from holdfast.lease_acquire('solo', 'me', 60, %s)"
+        token = uuid4()
+        beats = [child.execute(acquire, [token]).fetchone() for _ in "12"]
+        assert beats[0] == beats[1] != (None,)
 
 
 HOSTILE = """select status from holdfast.object_put_if(

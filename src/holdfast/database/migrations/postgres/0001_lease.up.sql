@@ -495,7 +495,8 @@ begin
         if taken and r.token = want and not r.dead and not r.expired then
             -- A repeated request whose first reply was lost. The UPDATE makes this commit wait for a synchronous standby, too.
             update holdfast.lease l set holder = r.holder where l.name = r.name and l.token = want;
-            status := 'acquired'; token := want; beat := r.beat; fence := r.fence;
+            -- The beat of a process is its secret, as it opens all of its leases: the token of one does not.
+            status := 'acquired'; token := want; beat := case when r.solo or r.beat = lease_take.beat then r.beat end; fence := r.fence;
             remaining := extract(epoch from r.expires_at - clock_timestamp());
             return;
         end if;
