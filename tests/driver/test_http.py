@@ -6,7 +6,7 @@ import json
 import socket
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.driver.daemon import DriverSettings
 from holdfast.driver.spec import BadSpec, parse
-from tests.children import PATIENCE
+from tests.children import PATIENCE, eventually
 from tests.cli.command import call
 from tests.driver.daemon import Daemon
 
@@ -160,6 +160,34 @@ def test_streams_leave_room_for_whoever_asks_a_question(start: Callable[..., Dae
 
         assert [watch() for _ in range(514)] == [200] * 256 + [503] * 258, "some are left for questions"
         assert daemon.client().list() == []
+
+
+def test_clients_without_the_token_keep_nobody_out_and_are_soon_closed(start: Callable[..., Daemon]) -> None:
+    """Silent ones, those that send half a head, and those with a wrong token and a body that never comes."""
+    soon = "from holdfast.driver import http; http.ADMITTED_WITHIN = http.READ_WITHIN = 2.0"
+    daemon = start("--port", "0", before=soon, HOLDFAST_DRIVER_TOKEN=TOKEN)
+    where = urlsplit(daemon.address)
+    wrong = (
+        b"PUT /v1/sandboxes/a HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    files = Path(f"/proc/{daemon.process.pid}/fd")
+    client = daemon.client(token=TOKEN)
+    client.create("a", ["sleep", "1000"])
+    watch = client.watch()
+    next(watch)
+    before = len([*files.iterdir()])
+    with ExitStack() as strangers:
+        for number in range(600):
+            line = strangers.enter_context(socket.create_connection(("127.0.0.1", where.port or 0), timeout=PATIENCE))
+            with suppress(OSError):  # it was closed already
+                line.sendall((b"", b"GET /v1/health HTT", wrong)[number % 3])
+            if number % 50 == 0:
+                assert [each.id for each in client.list()] == ["a"]
+        eventually(lambda: len([*files.iterdir()]) <= before, "each is closed")
+        client.create("b", ["true"])
+        while (seen := next(watch)) is None or seen.id != "b":
+            pass
+        watch.close()
 
 
 def test_the_socket_and_everything_in_the_folder_are_for_its_owner_alone(daemon: Daemon) -> None:

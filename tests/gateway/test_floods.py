@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 import holdfast
 from tests.children import PATIENCE, eventually
@@ -60,6 +62,34 @@ def test_an_operator_is_answered_among_2000_silent_connections(tmp_path: Path) -
             eventually(lambda: operator.get("/sandboxes/nap/log").text == "1024\n", "a sandbox has the limit of before")
         eventually(lambda: len([*files.iterdir()]) < before + 20, "each is closed, and none of them was")
         assert next(events) is not None, "who is being answered is not closed"
+
+
+def test_supervisors_connect_among_handshakes_without_a_token(tmp_path: Path) -> None:
+    program = {
+        "argv": ["sh", "-c", "echo $HOLDFAST_SUPERVISOR_TOKEN; exec sleep 1000"],
+        "supervised": True,
+        "grace": 0.1,
+    }
+    with Replica(f"sqlite:///{tmp_path / 'app.db'}", tmp_path, "--writes", "20") as replica:
+        url, tokens = replica.address.replace("http", "ws", 1), {}
+        for id in ("a", "b"):
+            assert replica.http.post("/sandboxes", json={"id": id, **program}).status_code == 201
+            eventually(lambda id=id: replica.http.get(f"/sandboxes/{id}/log").text, "its token is there")  # type: ignore[misc]
+            tokens[id] = replica.http.get(f"/sandboxes/{id}/log").text.strip()
+
+        def handshake(token: str | None) -> ClientConnection:
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            return connect(f"{url}/sandboxes/a/supervisor", additional_headers=headers, open_timeout=PATIENCE)
+
+        for token in (None, "wrong", tokens["b"]) * 40:
+            with pytest.raises(InvalidStatus):
+                handshake(token)
+        with handshake(tokens["a"]):
+            assert replica.http.get("/sandboxes/a/supervisor").status_code == 200
+        with ExitStack() as stack, suppress(InvalidStatus):  # with its own token, far more often than it needs to
+            for _ in range(1000):
+                stack.enter_context(handshake(tokens["a"]))
+            pytest.fail("none was refused")
 
 
 def test_a_leader_whose_event_loop_is_blocked_for_good_is_succeeded(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ from tests.gateway.conftest import Serving
 
 NEW: dict[str, Any] = {"argv": ["sleep", "1000"]}
 
+OWN = "o" * 43
+"""The token of a supervisor."""
+
 
 def new(**given: Any) -> dict[str, Any]:
     """As a route gets it."""
@@ -226,8 +229,8 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
     url = f"sqlite:///{tmp_path / 'app.db'}"
     settings = Settings(url, driver=f"unix:{tmp_path / 'none.sock'}", tokens=parse("ops operate a-secret-of-operators"))
     with holdfast.Client(url) as client:
-        payload = new_payload(new(argv=["true"], supervised=True), "http://here", "its own", Seal(()))
-        assert "its own" not in str(payload)
+        payload = new_payload(new(argv=["true"], supervised=True), "http://here", OWN, Seal(()))
+        assert OWN not in str(payload)
         client.objects.put_if("@sandbox", "web", payload, holdfast.MustCreate())
     with TestClient(create_app(settings), base_url="http://localhost") as http:
         assert http.get("/sandboxes/web").status_code == 401
@@ -238,7 +241,7 @@ def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: 
                 http.websocket_connect("/sandboxes/web/supervisor", headers=bearer),
             ):
                 pytest.fail("it was let in")
-        bearer = {"Host": "localhost", "Authorization": "Bearer its own"}
+        bearer = {"Host": "localhost", "Authorization": f"Bearer {OWN}"}
         with (
             http.websocket_connect("/sandboxes/web/supervisor", headers=bearer) as older,
             http.websocket_connect("/sandboxes/web/supervisor", headers=bearer),

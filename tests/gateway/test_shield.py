@@ -287,6 +287,36 @@ async def test_tokens_read_or_operate(serving: Serving) -> None:
             told(await http.get(path), 401)
 
 
+def test_an_address_of_ipv6_is_its_network() -> None:
+    assert rules.address_group("2001:db8:1:2:3:4:5:6") == rules.address_group("2001:db8:1:2::9") == "2001:db8:1:2::/64"
+    assert rules.address_group("10.0.0.7") == "10.0.0.7"
+    assert rules.address_group("unix") == "unix"
+
+
+def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MAX_BUCKETS", 2)
+    rates = rules.RateLimit(1.0, lambda: 0.0)
+    assert [rates.take(key) for key in ("a", "b", "a", "c", "a", "b")] == [None, None, 1, None, 1, None]
+    assert [rates.wait(key) for key in ("b", "d", "d")] == [1, None, None]
+
+
+async def test_wrong_tokens_of_an_address_have_a_rate_and_block_none_that_is_known(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "FAILURES", 0.01)
+    good = {"Authorization": f"Bearer {READ}"}
+    for is_known in (True, False):
+        async with serving(routes, tokens=TOKENS) as http:
+            if is_known:
+                assert (await http.get("/own", headers=good)).status_code == 200
+            for wrong in ({}, {"Authorization": "Bearer wrong-wrong-wrong-wrong"}, {"Authorization": "Peer x"}):
+                told(await http.get("/own", headers=wrong), 401 if is_known or not wrong else 429)
+            answer = await http.get("/own", headers=good)
+            assert answer.status_code == (200 if is_known else 429)
+            assert is_known or 50 < int(answer.headers["retry-after"]) <= 100
+            assert (await http.get("/healthz")).status_code == 200
+
+
 async def test_writes_have_a_rate_and_reads_have_none(serving: Serving) -> None:
     async with serving(routes, writes=0.01, tokens=TOKENS) as http:
         headers = {"Authorization": f"Bearer {OPERATE}"}

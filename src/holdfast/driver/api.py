@@ -42,7 +42,6 @@ class Api:
         self._sandboxes, self._token, self._hosts = sandboxes, token, hosts
 
     async def handle(self, request: Request) -> Response:
-        self._admit(request)
         match = _ROUTE.fullmatch(request.path)
         if match is None:
             raise Problem(404, "there is no such address")
@@ -61,7 +60,7 @@ class Api:
             raise Problem(503, f"the disk refused: {error.strerror}", headers={"Retry-After": "1"}) from None
         return response
 
-    def _admit(self, request: Request) -> None:
+    def admit(self, request: Request) -> None:
         """Raises Problem for web pages, also those whose name resolves to this machine, and without the token."""
         if "origin" in request.headers:
             raise Problem(403, "requests from web pages are refused")

@@ -164,7 +164,7 @@ async def _serve(settings: DriverSettings, open_files: int) -> int:
         raise _unusable(settings.folder, error) from None
     hosts = frozenset({settings.host, "localhost", "127.0.0.1", "[::1]"}) if settings.loopback else None
     api = Api(sandboxes, token=settings.token, hosts=hosts if settings.port is not None else None)
-    server = HttpServer(api.handle, lambda request, error: log(_failure(request, error)))
+    server = HttpServer(api.admit, api.handle, lambda request, error: log(_failure(request, error)))
     if settings.port is None:
         listener: asyncio.Server = await asyncio.start_unix_server(server.serve, sock=listening, limit=HEAD_BYTES)
     else:

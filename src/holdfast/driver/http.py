@@ -20,8 +20,11 @@ from holdfast.problem_json import MEDIA_TYPE, Problem
 
 HEAD_BYTES, BODY_BYTES = 16_384, 2**20
 READ_WITHIN, IDLE, POLL_EVERY = 10.0, 75.0, 0.5
-CONNECTIONS, STREAMS = 512, 256
-"""At a time, and how many of them may be streams: a stream may have no end, and must not block other requests."""
+CONNECTIONS, STREAMS, STRANGERS = 512, 256, 256
+"""At a time; how many of them may be streams, which may have no end and must not block other requests; and how many may
+be without an admitted request yet. If there are too many, the oldest is closed."""
+ADMITTED_WITHIN = 10.0
+"""Seconds until the head of the first request is complete."""
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*?)[ \t]*")
 
@@ -53,13 +56,17 @@ class Response:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+Admit = Callable[[Request], None]
 
 
 class HttpServer:
-    """Serves connections, each in a task, until it is closed. ``on_error`` is called for unexpected errors."""
+    """Serves connections, each in a task, until it is closed. ``admit`` raises Problem for a request that is not
+    allowed, whatever it is for; its body is not read then. ``on_error`` is called for unexpected errors."""
 
-    def __init__(self, handle: Handler, on_error: Callable[[Request, Exception], None]) -> None:
-        self._handle, self._on_error = handle, on_error
+    def __init__(self, admit: Admit, handle: Handler, on_error: Callable[[Request, Exception], None]) -> None:
+        self._admit, self._handle, self._on_error = admit, handle, on_error
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """Connections without an admitted request yet, the oldest first."""
         self._streams = 0
         self._tasks: dict[asyncio.Task[None], bool] = {}
         """The tasks of connections, and whether one may be cancelled: it is idle, or a stream."""
@@ -68,6 +75,11 @@ class HttpServer:
         task = asyncio.current_task()
         assert task is not None
         self._tasks[task] = True
+        self._strangers[task] = None
+        if len(self._strangers) > STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
         try:
             if len(self._tasks) > CONNECTIONS:
                 await _send(writer, _problem(Problem(503, "too many connections")), close=True)
@@ -78,6 +90,7 @@ class HttpServer:
             pass  # the client has gone, or the server is closing
         finally:
             del self._tasks[task]
+            self._strangers.pop(task, None)
             writer.close()
 
     async def close(self, within: float) -> None:
@@ -95,10 +108,13 @@ class HttpServer:
     ) -> bool:
         """Serve one request; whether another may follow."""
         try:
-            head = await _head(reader)
+            async with asyncio.timeout(ADMITTED_WITHIN if task in self._strangers else None):
+                head = await _head(reader)
             if head is None:
                 return False
             request, keep = _parse(head)
+            self._admit(request)
+            self._strangers.pop(task, None)
             self._tasks[task] = False
             await _read_body(request, reader, writer)
         except Problem as problem:

@@ -42,6 +42,9 @@ class Admission:
         public = {urlsplit(url).hostname or "" for url in (settings.advertise, settings.entrance) if url}
         self._hosts = frozenset({*settings.hosts, settings.host.lower(), *(name.rstrip(".") for name in public)})
         self._rate_limit = rules.RateLimit(settings.writes, time.monotonic)
+        self._failures = rules.RateLimit(rules.FAILURES, time.monotonic)
+        self._known: dict[str, None] = {}
+        """Addresses from which a token was accepted, perhaps that of a proxy: no failures of others block them."""
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -79,11 +82,11 @@ class Admission:
             raise Problem(421, "this host is not served here: add it to `hosts` ([gateway], HOLDFAST_HOSTS, --hosts)")
         checks_itself = scope["type"] == "websocket" and rules.SUPERVISOR_PATH.fullmatch(scope["path"])
         is_open = checks_itself or scope["path"] in rules.OPEN_PATHS
-        token = LOCAL if is_open else self._authenticate(scope, headers)
+        token = LOCAL if is_open else self._authenticate_within_rate(scope, headers)
         if not rules.permits(token.scope, method, scope["path"]):
             may = "read, and not operate" if token.scope == "read" else "send hooks of agents, and nothing else"
             raise Problem(403, f"the token {token.name!r} may {may}")
-        if method in rules.SAFE_METHODS:
+        if method in rules.SAFE_METHODS or checks_itself:
             return token
         if not rules.is_same_origin(headers):
             raise Problem(403, "a page of another origin sent this request")
@@ -92,6 +95,23 @@ class Admission:
                 429, f"{token.name!r} writes more than {self._settings.writes:g} times a second",
                 headers={"Retry-After": str(seconds)},
             )  # fmt: skip
+        return token
+
+    def _authenticate_within_rate(self, scope: Any, headers: dict[str, str]) -> Token:
+        """The token, also of an address with many failures if it is known. Raises Problem 401, 429."""
+        address = rules.address_group((scope.get("client") or ("",))[0])
+        if address not in self._known and (seconds := self._failures.wait(address)) is not None:
+            detail = "too many requests of your address had no token, or an unknown one"
+            raise Problem(429, detail, headers={"Retry-After": str(seconds), "Connection": "close"})
+        try:
+            token = self._authenticate(scope, headers)
+        except Problem:
+            self._failures.take(address)
+            raise
+        self._known.pop(address, None)
+        self._known[address] = None
+        if len(self._known) > rules.MAX_BUCKETS:
+            del self._known[next(iter(self._known))]
         return token
 
     def _authenticate(self, scope: Any, headers: dict[str, str]) -> Token:

@@ -20,6 +20,12 @@ MAX_HEADERS = 100
 MAX_DEPTH = 100
 """Objects and arrays of a body inside each other."""
 MAX_PATH, MAX_QUERY = 2048, 8192
+MAX_BUCKETS = 10_000
+"""Of a rate limit."""
+FAILURES = 10.0
+"""Requests a second and address without a known token that are answered with 401; further ones with 429."""
+HANDSHAKES = 5.0
+"""Connections a second that a supervisor may make."""
 
 _SINGLE = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site", b"x-holdfast-principal"})
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -110,23 +116,42 @@ def json_body_error(body: bytes) -> str | None:
     return None
 
 
-class RateLimit:
-    """A token bucket per principal: ``rate`` writes a second, and as many at once. 0 is no limit.
+def address_group(address: str) -> str:
+    """The address that limits apply to: of IPv6 the network of 64 bits, which a single machine has."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return address if parsed.version == 4 else str(ipaddress.ip_network((parsed.packed[:8] + bytes(8), 64)))
 
-    The principals are the configured tokens, so the number of buckets is bounded.
+
+class RateLimit:
+    """A token bucket per key, e.g. a principal: ``rate`` requests a second, and as many at once. 0 is no limit.
+
+    Of more than MAX_BUCKETS the one that was used longest ago is forgotten.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate, self._clock = rate, clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    def take(self, principal: str) -> int | None:
-        """None when the write is granted; else the seconds after which to retry."""
-        if not self._rate:
-            return None
+    def take(self, key: str) -> int | None:
+        """None when the request is granted; else the seconds after which to retry."""
+        if (seconds := self.wait(key)) is None and self._rate:
+            self._buckets[key] = (self._left(key) - 1.0, self._clock())
+            if len(self._buckets) > MAX_BUCKETS:
+                del self._buckets[next(iter(self._buckets))]
+        return seconds
+
+    def wait(self, key: str) -> int | None:
+        """What ``take`` would return."""
+        left = self._left(key) if self._rate else 1.0
+        return None if left >= 1.0 else ceil((1.0 - left) / self._rate)
+
+    def _left(self, key: str) -> float:
         now, capacity = self._clock(), max(self._rate, 1.0)
-        left, before = self._buckets.get(principal, (capacity, now))
+        left, before = self._buckets.pop(key, (capacity, now))
         left = min(capacity, left + (now - before) * self._rate)
-        is_granted = left >= 1.0
-        self._buckets[principal] = (left - is_granted, now)
-        return None if is_granted else ceil((1.0 - left) / self._rate)
+        if left < capacity:
+            self._buckets[key] = left, now
+        return left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import HTTPConnection
 
 import holdfast
+from holdfast.gateway.admission_rules import HANDSHAKES, RateLimit
 from holdfast.gateway.agents.replica_state import AgentState
 from holdfast.gateway.peers import Peers
 from holdfast.gateway.seal import Seal
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_LISTINGS = 4
 """Pages of records that are read at a time."""
+MAX_TOKEN_CHECKS = 16
+"""Tokens of supervisors that are checked at a time: others have room in the database meanwhile."""
 
 
 @dataclass(slots=True)
@@ -49,6 +53,10 @@ class Gateway:
     """The connections to supervisors that this replica has, by the id of the sandbox."""
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LISTINGS))
     """Held while a page of records is read."""
+    handshakes: RateLimit = field(default_factory=lambda: RateLimit(HANDSHAKES, time.monotonic))
+    """Of supervisors, whose token is good."""
+    token_checks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_TOKEN_CHECKS))
+    """Held while the token of a supervisor is read."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was asked to end: streams to clients end then."""
     leaving: bool = False

@@ -150,7 +150,9 @@ async def test_a_watch_that_nobody_reads_is_told_that_it_fell_behind(tmp_path: P
     runs = FolderReconciler(tmp_path, 10, lambda _: None)
     runs.events = Events(limit=3)
     api = Api(runs, token=None, hosts=None)
-    serving = await asyncio.start_unix_server(HttpServer(api.handle, lambda *_: None).serve, str(tmp_path / "s"))
+    serving = await asyncio.start_unix_server(
+        HttpServer(lambda _: None, api.handle, lambda *_: None).serve, str(tmp_path / "s")
+    )
     watch = holdfast.reconciler.AsyncProcessDriver(f"unix:{tmp_path / 's'}").watch()
     assert await anext(watch) is None
     for number in range(40):

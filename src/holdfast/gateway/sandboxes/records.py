@@ -21,6 +21,8 @@ TOKEN_VARIABLE = "HOLDFAST_SUPERVISOR_TOKEN"
 ADDRESS_VARIABLE = "HOLDFAST_GATEWAY"
 MAX_BYTES = 400_000
 """Of spec and metadata as JSON. The record also contains a status of the driver, which may repeat them."""
+TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+"""What a token of a supervisor looks like: 32 random bytes."""
 _SPEC_FIELDS = ("argv", "env", "cwd", "limits", "grace", "log_bytes", "supervised")
 _ETAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 

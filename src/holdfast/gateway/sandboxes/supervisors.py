@@ -191,10 +191,15 @@ class _Stream(StreamingResponse):
 @router.websocket("/{id}/supervisor")
 async def connect(gateway: CurrentGateway, socket: WebSocket, id: models.Id) -> None:
     """Accept a supervisor with the token of its sandbox. A new connection replaces the one before."""
-    record = await gateway.client.objects.get(records.TYPE, id)
     scheme, _, token = socket.headers.get("authorization", "").partition(" ")
-    if record is None or scheme.lower() != "bearer" or not records.accepts_token(record.payload, token.strip()):
+    if scheme.lower() != "bearer" or not records.TOKEN.fullmatch(token.strip()):
         return await socket.close(_CLOSE_POLICY)
+    async with gateway.token_checks:
+        record = await gateway.client.objects.get(records.TYPE, id)
+    if record is None or not records.accepts_token(record.payload, token.strip()):
+        return await socket.close(_CLOSE_POLICY)
+    if gateway.handshakes.take(id) is not None:
+        return await socket.close(_CLOSE_RETRY)
     connection, connections = SupervisorConnection(socket), gateway.supervisors
     try:
         grant = await _acquire(gateway, id, connection)
