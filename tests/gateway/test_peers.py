@@ -124,6 +124,37 @@ def worker_url(url: str) -> str:
     return make_conninfo(url, user=name)
 
 
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_no_request_goes_to_the_address_that_a_worker_wrote(replicas: list[Replica], is_announced: bool) -> None:
+    """As the holder of the lease on a connection, with and without the presence of a replica of that name. Neither sent
+    on nor redirected: with the redirect the page would give away the token of its client."""
+    here, id = replicas[0], f"lured-{is_announced}"
+    program = {"id": id, "argv": ["sleep", "1000"], "supervised": True, "grace": 0.1}
+    assert here.http.post("/sandboxes", json=program).status_code == 201
+    with (
+        socket.create_server(("127.0.0.1", 0)) as attacker,
+        psycopg.connect(worker_url(here.url), autocommit=True) as worker,
+        Replica(here.url, here.folder, "--redirect", name="redirects", driver=here.told["driver"]) as redirects,
+    ):
+        address = f"http://127.0.0.1:{attacker.getsockname()[1]}"
+        holder = f"{address}/attacker{id}#x"
+        acquire = "select token from holdfast.lease_acquire(%s, %s, 600)"
+        worker.execute(acquire, [f"gateway:supervisor:{id}", holder])
+        if is_announced:
+            [token] = worker.execute(acquire, [PRESENCE + holder, holder]).fetchone() or []
+            announce = "select holdfast.peer_announce(%s, %s, %s, %s)"
+            assert worker.execute(announce, [PRESENCE + holder, token, address, "0" * 64]).fetchone() == (True,)
+        for replica in (here, redirects):
+            for method, path in (("POST", "messages"), ("POST", "streams"), ("GET", "supervisor")):
+                body = {"message": "secret"} if method == "POST" else None
+                answer = replica.http.request(method, f"/sandboxes/{id}/{path}", json=body)
+                assert answer.status_code == 503, answer.text
+                assert "location" not in answer.headers
+        attacker.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            attacker.accept()
+
+
 def test_a_forged_replica_gets_nothing_and_a_forged_request_is_refused(replicas: list[Replica]) -> None:
     here, there = replicas[0], replicas[1]
     program = {"argv": ["sleep", "1000"], "supervised": True, "grace": 0.1}
