@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from fastapi import WebSocketDisconnect
 from fastapi.testclient import TestClient
 
 import holdfast
+from holdfast.database import call_dispatcher_async
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.sandboxes import routes
@@ -20,8 +22,10 @@ from holdfast.gateway.sandboxes.records import SandboxAction, due_action, matche
 from holdfast.gateway.seal import Seal
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import parse
-from tests.children import PATIENCE
+from tests.children import PATIENCE, query, until
+from tests.conftest import fresh
 from tests.gateway.conftest import Serving
+from tests.raw_session import waiters
 
 NEW: dict[str, Any] = {"argv": ["sleep", "1000"]}
 
@@ -95,6 +99,40 @@ async def test_of_two_who_change_the_same_version_one_is_told_the_other(http: ht
     winner = next(each for each in answers if each.status_code == 200)
     assert {each.json()["current"] for each in answers if each.status_code == 412} == {winner.json()["version"]}
     assert (await http.get("/sandboxes/web")).json() == winner.json()
+
+
+async def test_changes_of_many_sandboxes_share_a_commit_and_each_has_its_own_answer(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait while the first one waits for a row; meanwhile another client changes one of them."""
+    url, ids = fresh(), [f"web-{number}" for number in range(10)]
+    async with serving(url=url) as http, holdfast.AsyncClient(url) as other:
+
+        def change(id: str, condition: str = "*") -> asyncio.Task[httpx.Response]:
+            body = {"metadata": {"changed": id}}
+            return asyncio.create_task(http.patch(f"/sandboxes/{id}", json=body, headers={"If-Match": condition}))
+
+        def waiting() -> set[str]:
+            return {call.parameters["id"] for call in dispatcher._queue.waiting if call.name == "object_swap"}
+
+        dispatcher = http.app.state.gateway.client._engine._dispatcher  # type: ignore[attr-defined]
+        for id in ids:
+            assert (await http.post("/sandboxes", json={**NEW, "id": id})).status_code == 201
+        monkeypatch.setattr(call_dispatcher_async, "PATIENCE", 3600.0)  # no second session writes
+        with psycopg.connect(url) as locker:
+            locker.execute("select from holdfast.object where id = 'web-0' for update")
+            first = change(ids[0])
+            await until(lambda: waiters(locker) == 1, "the first change waits for its row")
+            known = (await http.get("/sandboxes/web-1")).headers["etag"]
+            late, others = change("web-1", known), [change(id) for id in ids[2:]]
+            await until(lambda: waiting() >= {*ids[1:]}, "all others wait")
+            await other.objects.update("sandbox", "web-1", lambda record: {**record.payload, "metadata": {}})
+        answers = [await task for task in (first, late, *others)]
+    assert [answer.status_code for answer in answers] == [200, 412, *[200] * 8]
+    assert [answer.json()["metadata"]["changed"] for answer in (answers[0], *answers[2:])] == [ids[0], *ids[2:]]
+    versions = [answer.json()["version"] for answer in answers[2:]]
+    commits = "select count(*), count(distinct xid::text) from holdfast.object_change where version = any(%s)"
+    assert query(url, commits, versions) == [(8, 1)]
 
 
 async def test_whoever_changes_whatever_is_there_is_not_told_that_somebody_was_faster(
