@@ -184,6 +184,50 @@ def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypa
             working.result(PATIENCE)
 
 
+def test_no_thread_waits_for_others_that_call_again_and_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is sent after the message under way and the batch of older calls, although it goes alone, and as many
+    threads as there are callers can have seen an empty queue just before it came."""
+    monkeypatch.setattr("holdfast.database.call_dispatcher.IDLE", 3600.0)
+    with holdfast.Client(postgres_url, sessions=1) as client, ThreadPoolExecutor(4) as pool:
+        client.leases.list()
+        queue, [session] = client._engine._dispatcher._queue, client._engine._dispatcher.sessions
+        stopping, messages, queued, waits = threading.Event(), list[str](), list[int](), list[int]()
+
+        def spied(function: Callable[..., Any], name: Callable[[Any], str]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                messages.append(name(args[0]))
+                if messages[-1] == "lease_history" and queued:
+                    waits.append(len(messages) - queued.pop())
+                return function(*args)
+
+            return call
+
+        def add(call: Any, add: Callable[[Any], None] = queue.add) -> None:
+            if call.name == "lease_history":
+                queued.append(len(messages))
+            add(call)
+
+        def call_again_and_again(number: int) -> None:
+            while not stopping.is_set():
+                client._engine.call("object_get", {"type": "t", "id": str(number)})
+
+        monkeypatch.setattr(session, "call", spied(session.call, str))
+        monkeypatch.setattr(session, "call_together", spied(session.call_together, lambda calls: "together"))
+        monkeypatch.setattr(queue, "add", add)
+        busy = [pool.submit(call_again_and_again, number) for number in range(3)]
+        try:
+            for _ in range(50):
+                client._engine.call("lease_history", {"name": None, "limit": 1})
+        finally:
+            stopping.set()
+        for caller in busy:
+            caller.result(PATIENCE)
+    assert waits
+    assert max(waits) <= len(busy) + 2, f"{max(waits)} messages were sent before a call that waited"
+
+
 @EACH_ONCE
 def test_one_that_waits_long_costs_the_others_a_second_session_which_is_closed_when_idle(
     connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch
