@@ -126,7 +126,7 @@ async def test_changes_of_many_sandboxes_share_a_commit_and_each_has_its_own_ans
             known = (await http.get("/sandboxes/web-1")).headers["etag"]
             late, others = change("web-1", known), [change(id) for id in ids[2:]]
             await until(lambda: waiting() >= {*ids[1:]}, "all others wait")
-            await other.objects.update("sandbox", "web-1", lambda record: {**record.payload, "metadata": {}})
+            await other.objects.update("@sandbox", "web-1", lambda record: {**record.payload, "metadata": {}})
         answers = [await task for task in (first, late, *others)]
     assert [answer.status_code for answer in answers] == [200, 412, *[200] * 8]
     assert [answer.json()["metadata"]["changed"] for answer in (answers[0], *answers[2:])] == [ids[0], *ids[2:]]
