@@ -154,7 +154,7 @@ create trigger without_a_gate before truncate on setting execute function gate_t
 select pg_temp.expect('gate_require: HF004 while it is closed', pg_temp.sqlstate_of(format('select gate_require(%L)', :'gate')) = 'HF004');
 select pg_temp.expect('gate_trigger: HF004', pg_temp.sqlstate_of('insert into setting values (1)') = 'HF004');
 select pg_temp.expect('gate_trigger: 22023 where it names no gate', pg_temp.sqlstate_of('truncate setting') = '22023');
-select has_function_privilege('gate_open(text, double precision, text, text, uuid)', 'execute') as operator \gset
+select has_function_privilege('gate_open(text, double precision, text, text, uuid, jsonb)', 'execute') as operator \gset
 \if :operator
 select status, fence from gate_open(:'gate', 60, 'jane', 'conformance', :'one') \gset
 select pg_temp.expect('gate_open: a closed gate is opened', :'status' = 'acquired' and :fence > 0);

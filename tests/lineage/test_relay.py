@@ -189,7 +189,11 @@ def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
             thread.join(PATIENCE)
         assert [each.told for each in client.relays.list()] == [2]
         assert operator.relays.remove("r", actor="jane", reason="no longer run")
-        assert [each.action for each in client.audit.list()] == ["relay_remove"]
+        removed, refused = client.audit.list()
+        assert (removed.action, refused.action, refused.actor, refused.subject) == (
+            "relay_remove", "relay.remove", "jane", "r",
+        )  # fmt: skip
+        assert (refused.outcome or "").startswith("refused: lease '@relay:r' is held by")
 
 
 def test_a_lease_of_another_name_moves_no_relay(either: str) -> None:

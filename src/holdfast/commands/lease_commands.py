@@ -119,7 +119,7 @@ def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
         message = f"gate {name!r} is already open: it is held by {record.holder} ({record.remaining:.1f} s left)"
         raise NotAcquired(message, name=record.name, holder=record.holder, expires_at=record.expires_at)
     yield [f"gate {name!r} is open for {seconds:g} s"]
-    window.client.gates.open(name, seconds=seconds, actor=window.actor, reason=window.reason, entry=window.entry)
+    window.client.gates.open(name, seconds=seconds, actor=window.actor, reason=window.reason)
 
 
 @command("gate.close", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=_GATE)

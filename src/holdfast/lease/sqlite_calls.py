@@ -160,6 +160,11 @@ def _no_lease(run: Run, name: str, **_: Any) -> Rows:
 @call(answer=_no_lease)
 def lease_force_release(run: Run, name: str, actor: str, reason: str, **_: Any) -> Rows:
     run("lease_force_release.audit", name=name, actor=actor, reason=reason)
+    return lease_take_away(run, name, actor, reason)
+
+
+def lease_take_away(run: Run, name: str, actor: str, reason: str) -> Rows:
+    """Called by a call that records it."""
     run("lease_force_release.history", name=name, actor=actor, reason=reason)
     [lease] = run("lease.beat", name=name)
     run("beat.change", beat=lease["beat"])

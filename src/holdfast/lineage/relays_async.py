@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
+from holdfast.errors import NotAcquired
+from holdfast.governance.audit_async import AsyncAudit
 from holdfast.keys import OperationKey, as_key
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
@@ -52,12 +54,17 @@ class AsyncRelays:
         """Delete a relay that is not run any more, and record it in the audit. False when there is none of that name.
 
         What it has not published no longer keeps the log from being archived. NotAcquired while a process runs the
-        relay: stop that process first, because it would publish everything again from the beginning.
+        relay, which is recorded, too: stop that process first, because it would publish all again from the beginning.
         """
         terms = LeaseTerms.check(f"{RELAY}{check_name(name, limit=180)}", ttl=TTL, kind="relay")
         author = {"actor": check_said(actor, "actor"), "reason": check_said(reason, "reason", limit=1000)}
-        async with AsyncLease(self._engine, terms, 0.0):
-            [row] = await self._engine.call("relay_remove", {"name": name, **author}, again=None)
+        try:
+            async with AsyncLease(self._engine, terms, 0.0):
+                [row] = await self._engine.call("relay_remove", {"name": name, **author}, again=None)
+        except NotAcquired as error:
+            audit = AsyncAudit(self._engine)
+            await audit.end(await audit.begin("relay.remove", name, actor=actor, reason=reason), f"refused: {error}")
+            raise
         return bool(row["removed"])
 
     async def events(

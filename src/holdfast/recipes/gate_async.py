@@ -2,36 +2,60 @@
 
 A window opens a gate for a block of code; an operator may open one for a stated time. While a gate is open, nothing
 else can open it, a window is closed only by its own block, and a crash closes it by expiry. The audit has an entry for
-each attempt, written before it, and its outcome afterwards.
+each attempt: of a window begun before it, with its outcome afterwards; of ``open`` and ``close`` in their transaction,
+as the same calls from SQL leave it.
 """
 
 from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from holdfast.database.engine_async import AsyncEngine
-from holdfast.errors import EngineError, PolicyDenied
+from holdfast.database.engine_async import LOCKED, AsyncEngine
+from holdfast.errors import EngineError, PolicyDenied, Refused
 from holdfast.governance.audit_async import AsyncAudit
 from holdfast.lease.admin_async import AsyncLeases, Records
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import PATIENT, AsyncLease
-from holdfast.lease.keeper import keeper_of
+from holdfast.lease.keeper import Beat, keeper_of, keepers_of
 from holdfast.lease.records import LeaseRecord
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import GATE, check_said, check_seconds
 from holdfast.recipes.gate_terms import gate_lease, gate_terms, runtime_terms
+from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import current_id
 from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.gate")
+
+_PATIENCE = 5.0
+"""Seconds that ``close`` waits for transactions that keep the gate open."""
 
 
 class AsyncGateLease(AsyncLease):
     """Not refused while the expired row of an operator who was killed is being purged."""
 
     _busy_patience = PATIENT
+
+
+class AsyncTimedGateLease(AsyncGateLease):
+    """The lease of a gate that is opened for a time: the statement that takes it writes the audit, too."""
+
+    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, gate: str, reason: str) -> None:
+        super().__init__(engine, terms, 0.0)
+        self._gate, self._reason = gate, reason
+
+    async def _call(
+        self, token: str, beat: Beat | None, session_key: int | None, timeout: float
+    ) -> tuple[dict[str, Any], float]:
+        asked_at = now()
+        parameters = {
+            "name": self._gate, "seconds": self._terms.ttl, "actor": self._holder, "reason": self._reason,
+            "token": token, "process": self._process,
+        }  # fmt: skip
+        [row] = await self._engine.call("gate_open", parameters, timeout=timeout)
+        return row, asked_at
 
 
 class AsyncOpenWindow(NamedTuple):
@@ -97,7 +121,7 @@ class AsyncGates:
     """Which gates are open, and until when."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine, self._leases, self._audit = engine, AsyncLeases(engine), AsyncAudit(engine)
+        self._engine, self._leases = engine, AsyncLeases(engine)
 
     async def require(self, name: str) -> LeaseRecord:
         """The lease of an open gate, whose holder has opened it. PolicyDenied when the gate is closed."""
@@ -118,43 +142,43 @@ class AsyncGates:
         """The lease that every governed command runs inside, so that there is one at a time."""
         return AsyncLease(self._engine, runtime_terms(ttl), timeout)
 
-    async def open(
-        self, name: str, *, seconds: float, actor: str, reason: str, entry: int | None = None
-    ) -> AsyncLeaseGrant:
-        """Open a gate for ``seconds``, even if this process ends; ``close`` closes it earlier. NotAcquired when it is
-        open already. ``entry``: of the audit, if the caller records the outcome itself."""
-        terms = gate_terms(name, actor=actor, ttl=check_seconds(seconds, "seconds", 1.0, 86400.0), auto_renew=False)
-        audit_entry = entry
-        if audit_entry is None:
-            audit_entry = await self._audit.begin("gate.open", name, actor=actor, reason=reason)
-        try:
-            grant = await AsyncGateLease(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
-        except Exception as error:
-            if entry is None:
-                await _record_outcome(self._audit, name, audit_entry, _error_outcome(error))
-            raise
-        try:
-            await self._audit.note(audit_entry, fence=grant.fence)
-            if entry is None:
-                await _record_outcome(self._audit, name, audit_entry, f"open for {seconds:g} s")
-        except BaseException:
-            grant._abandon()  # the caller does not learn that it is open
-            raise
+    async def open(self, name: str, *, seconds: float, actor: str, reason: str) -> AsyncLeaseGrant:
+        """Open a gate for ``seconds``, even if this process ends, and record it; ``close`` closes it earlier.
+        NotAcquired when it is open already, which is recorded, too."""
+        seconds = check_seconds(seconds, "seconds", 1.0, 86400.0)
+        terms = gate_terms(name, actor=check_said(actor, "actor"), ttl=seconds, auto_renew=False)
+        grant = await AsyncTimedGateLease(self._engine, terms, name, check_said(reason, "reason", limit=1000)).acquire()
         grant.detach()  # it outlives this client
         keeper_of(self._engine.database).purge(after=seconds)
         return grant
 
     async def close(self, name: str, *, actor: str, reason: str) -> bool:
         """Close a gate that was opened for a time, and record it; False when it is closed already. PolicyDenied for a
-        window, which only its own block closes."""
-        record = await self._leases.get(gate_lease(name))
-        if record is not None and "for" not in record.info:
+        window, which only its own block closes. What is refused is recorded, too."""
+        lease = gate_lease(name)
+        parameters = {
+            "name": name, "actor": check_said(actor, "actor"), "reason": check_said(reason, "reason", limit=1000),
+        }  # fmt: skip
+        try:
+            # again=None: a repeated call would find the gate closed, and record that as refused.
+            [row] = await self._engine.call_when_free("gate_close", parameters, patience=_PATIENCE, again=None)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                f"gate {name!r} cannot be closed while a transaction is open that has passed it or that its lease "
+                "protects: try again",
+                LOCKED,
+            ) from error
+        if row["answer"] == "window":
+            record = await self._leases.get(lease)
+            holder = "its opener" if record is None else record.holder
             raise PolicyDenied(
-                f"gate {name!r} is a window that {record.holder} has open: it closes with the block that opened it"
+                f"gate {name!r} is a window that {holder} has open: it closes with the block that opened it"
             )
-        return record is not None and await self._leases.force_release(
-            record.name, actor=actor, reason=reason, fence=record.fence
-        )
+        for keeper in keepers_of(self._engine.database):
+            keeper.background.listener.wake(lease)
+        return bool(row["answer"] == "closed")
 
     async def _clear(self, name: str) -> None:
         """Delete the expired row of a gate that was opened for a time, unless this client only reads."""

@@ -13,6 +13,13 @@ select status, token, beat, fence, held_by, remaining, session_watch from holdfa
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
+-- name: gate_open
+select status, fence, held_by, remaining, null as session_watch
+  from holdfast.gate_open(:name, :seconds::double precision, :actor, :reason, :token::uuid, :process::jsonb)
+
+-- name: gate_close
+select holdfast.gate_close(:name, :actor, :reason, false) as answer
+
 -- name: slot_claim
 select name, status, token, beat, fence, held_by, remaining, null as session_watch from holdfast.slot_claim(
     :pool, :capacity::int, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :solo::boolean, :process::jsonb)

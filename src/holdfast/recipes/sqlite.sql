@@ -1,3 +1,18 @@
+-- name: gate.refused
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+values ({now}, :actor, :action, :name, :reason, :fence, :detail, 'refused: ' || :why, {now});
+
+-- name: gate_open.audit
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+values ({now}, :actor, 'gate_open', :name, :reason, :fence, :detail, 'done', {now});
+
+-- name: gate_close.opened
+select holder, fence, json_extract(info, '$.for') is null as is_window from holdfast_live where name = :lease;
+
+-- name: gate_close.audit
+insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
+select {now}, :actor, 'gate_close', :name, :reason, fence, json_object('holder', holder), 'done', {now} from holdfast_lease where name = :lease;
+
 -- name: slot_claim.granted_before
 select name, 'acquired' as status, token, (select beat from holdfast_lease l where l.name = s.name) as beat, fence, null as held_by, remaining,
        null as session_watch from holdfast_slot s where pool = :pool and token = :token;

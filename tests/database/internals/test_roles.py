@@ -429,6 +429,8 @@ def test_every_act_on_the_work_of_others_leaves_one_entry_that_no_sql_avoids(
             "relay_remove": f"relay_remove('r', {said})",
             "operation_expire": f"operation_expire(9, {said})",
             "wal_archive": f"wal_archive({archived}, {said})",
+            "gate_open": f"gate_open('door', 60, {said})",
+            "gate_close": f"gate_close('door', {said})",
             "operation_reset": reset,
             "lease_wipe": f"lease_wipe('{guard.name}', '{guard.token}')",
         }

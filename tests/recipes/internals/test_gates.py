@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -67,34 +68,12 @@ def test_a_gate_is_open_in_its_window_and_closed_before_and_after(connect: Conne
     assert rows(either) == NONE, "0 rows at rest"
 
 
-def test_a_gate_that_could_not_be_told_of_is_not_left_open(
-    client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "before:audit_note=error")
-    with holdfast.Client(either) as unlucky, pytest.raises(holdfast.EngineError):
-        unlucky.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
-    eventually(lambda: not is_open(client), "it is closed again")
-
-
-def test_one_whose_opening_is_interrupted_is_not_left_open(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller has no grant to close it with."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("holdfast.recipes.gate._record_outcome", interrupted)
-    with holdfast.Client(sqlite_url) as client:
-        with pytest.raises(KeyboardInterrupt):
-            client.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
-        eventually(lambda: not is_open(client), "it is closed again")
-
-
 def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
     client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database has opened it, and the answer was lost: that is not a refusal."""
     client.leases.list()
-    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "after:gate_acquire=error")
+    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "after:gate_acquire=error;after:gate_open=error")
     with holdfast.Client(either) as unlucky:
         with pytest.raises(holdfast.EngineError), unlucky.gate(GATE, actor="jane", reason="why"):
             pytest.fail("nothing runs")
@@ -102,23 +81,83 @@ def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
             unlucky.gates.open(GATE, seconds=600, actor="jane", reason="why")
     eventually(lambda: not is_open(client), "it is closed again")
     assert [(action, (outcome or "").partition(":")[0]) for _, action, outcome in story(client)] == [
-        ("gate.window", "unknown"), ("gate.open", "unknown"),
-    ]  # fmt: skip
+        ("gate.window", "unknown"), ("gate_open", "done"),
+    ], "the database has opened it, and wrote that down with it"  # fmt: skip
 
 
-def test_a_gate_whose_end_cannot_be_told_is_opened_and_closed_all_the_same(
-    client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever opened it is not told an error about a gate that is open."""
-    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "before:audit_end=error")
-    with holdfast.Client(either) as unlucky:
-        unlucky.gates.open(GATE, seconds=600, actor="jane", reason="why")
-        assert is_open(client)
-        assert unlucky.gates.close(GATE, actor="jane", reason="why")
+def test_a_gate_is_opened_and_closed_with_its_entry_or_not_at_all(connect: Connect, url: str) -> None:
+    client = connect(url)
+    client.audit.list()
+    audit = "holdfast_audit" if url.startswith("sqlite") else "holdfast.audit"
+    if url.startswith("sqlite"):
+        no_room = f"create trigger no_room before insert on {audit} begin select raise(abort, 'no room'); end"
+        room = "drop trigger no_room"
+    else:
+        no_room = f"alter table {audit} add constraint no_room check (false) not valid"
+        room = f"alter table {audit} drop constraint no_room"
+    query(url, no_room)
+    with pytest.raises(holdfast.EngineError, match=r"no.room"):
+        client.gates.open(GATE, seconds=600, actor="jane", reason="why")
     assert not is_open(client)
-    assert [(action, outcome) for _, action, outcome in story(client)] == [
-        ("gate.open", None), ("lease_force_release", "done"),
-    ]  # fmt: skip
+    query(url, room)
+    assert client.gates.open(GATE, seconds=600, actor="jane", reason="why").token
+    query(url, no_room)
+    with pytest.raises(holdfast.EngineError, match=r"no.room"):
+        client.gates.close(GATE, actor="jane", reason="why")
+    assert is_open(client)
+    query(url, room)
+    assert client.gates.close(GATE, actor="jane", reason="why")
+    assert not is_open(client)
+    assert story(client) == [("jane", "gate_open", "done"), ("jane", "gate_close", "done")]
+
+
+BY_PYTHON: dict[str, Callable[[Any, Any], object]] = {
+    "open": lambda client, mine: client.gates.open(GATE, seconds=60, actor="joe", reason="early"),
+    "close": lambda client, mine: client.gates.close(GATE, actor="joe", reason="early"),
+}
+BY_SQL: dict[str, Callable[[Any, Any], object]] = {
+    "open": lambda client, mine: mine.execute("select holdfast.gate_open('dot_config', 60, 'joe', 'early')"),
+    "close": lambda client, mine: mine.execute("select holdfast.gate_close('dot_config', 'joe', 'early')"),
+}
+
+
+@pytest.mark.parametrize("way", ["python", "sql"])
+def test_what_is_refused_leaves_the_same_entry_as_what_is_done_whichever_way(either: str, way: str) -> None:
+    if way == "sql" and either.startswith("sqlite"):
+        pytest.skip("a file has no functions")
+    act = BY_SQL if way == "sql" else BY_PYTHON
+    path = either.removeprefix("sqlite:///")
+    with (
+        holdfast.Client(either) as client,
+        closing(psycopg.connect(either, autocommit=True) if path == either else sqlite3.connect(path)) as mine,
+    ):
+
+        def attempt(what: str) -> None:
+            with suppress(holdfast.NotAcquired, holdfast.PolicyDenied):
+                act[what](client, mine)
+
+        attempt("close")
+        with client.gate(GATE, actor="jane", reason="why") as grant:
+            attempt("open")
+            attempt("close")
+            assert client.gates.require(GATE).fence == grant.fence
+        attempt("open")
+        opened = client.gates.require(GATE)
+        assert (opened.holder, opened.info["for"], opened.info["reason"]) == ("joe", 60, "early")
+        attempt("open")
+        attempt("close")
+        assert not is_open(client)
+        entries = [each for each in reversed(client.audit.list()) if each.action != "gate.window"]
+        assert [(each.action, each.subject, each.outcome, each.fence) for each in entries] == [
+            ("gate_close", GATE, "refused: it is not open", None),
+            ("gate_open", GATE, "refused: it is held by jane", None),
+            ("gate_close", GATE, "refused: a window of jane", grant.fence),
+            ("gate_open", GATE, "done", opened.fence),
+            ("gate_open", GATE, "refused: it is held by joe", None),
+            ("gate_close", GATE, "done", opened.fence),
+        ]
+        assert {(each.actor, each.reason) for each in entries} == {("joe", "early")}
+        assert client.leases.history(f"@gate:{GATE}")[0].reason == "early"
 
 
 FORKING = """
@@ -193,7 +232,8 @@ def test_nobody_opens_or_closes_it_underneath_not_even_the_same_actor(connect: C
         assert later.fence > grant.fence
     outcomes = [(action, (outcome or "").partition(":")[0]) for _, action, outcome in story(client)]
     assert outcomes == [
-        ("gate.window", "closed"), ("gate.window", "refused"), ("gate.open", "refused"), ("gate.window", "closed"),
+        ("gate.window", "closed"), ("gate.window", "refused"), ("gate_open", "refused"), ("gate_close", "refused"),
+        ("gate.window", "closed"),
     ]  # fmt: skip
 
 
@@ -285,15 +325,15 @@ def protect(client: Any, grant: Any, connection: psycopg.Connection[Any]) -> Non
 
 
 def test_one_that_cannot_be_closed_yet_says_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.lease.admin._PATIENCE", 0.1)
+    monkeypatch.setattr("holdfast.recipes.gate._PATIENCE", 0.1)
     other = holdfast.Client(postgres_url)
     with other, closing(psycopg.connect(postgres_url)) as mine:
         grant = other.gates.open(GATE, seconds=300, actor="jane", reason="why")
         protect(other, grant, mine)
-        with pytest.raises(holdfast.EngineError, match="cannot be taken away while"):
+        with pytest.raises(holdfast.EngineError, match="cannot be closed while"):
             other.gates.close(GATE, actor="joe", reason="early")
         assert is_open(other)
-        assert [action for _, action, _ in story(other)] == ["gate.open"]
+        assert [action for _, action, _ in story(other)] == ["gate_open"]
 
 
 def test_from_sql_a_gate_is_not_closed_under_who_has_passed_it_nor_is_a_window(postgres_url: str) -> None:
@@ -317,7 +357,9 @@ def test_from_sql_a_gate_is_not_closed_under_who_has_passed_it_nor_is_a_window(p
         assert not is_open(client)
         with client.gate(GATE, actor="jane", reason="why"):
             assert joe.execute(close).fetchall() == [("window",)]
-        assert [each.action for each in client.audit.list()] == ["gate.window", "lease_force_release", "gate_open"]
+        assert [each.action for each in client.audit.list()] == [
+            "gate_close", "gate.window", "gate_close", "gate_open",
+        ]  # fmt: skip
 
 
 def test_one_that_was_open_for_a_time_leaves_nothing(connect: Connect, either: str) -> None:

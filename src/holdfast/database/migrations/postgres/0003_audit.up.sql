@@ -30,13 +30,14 @@ begin
     end if;
 end $$;
 
--- The entry of an act, written by the function that acts, in its transaction. No role may call it.
-create function holdfast.audit_act(action text, subject text, actor text, reason text, fence bigint, detail jsonb) returns void
+-- The entry of an act, or of one that is refused, written by the function that acts, in its transaction. No role may call it.
+create function holdfast.audit_act(
+    action text, subject text, actor text, reason text, fence bigint, detail jsonb, outcome text default 'done') returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     perform holdfast.audit_check(actor, reason);
     insert into holdfast.audit (actor, role, action, subject, reason, fence, detail, outcome, ended_at)
-    values (actor, session_user, action, subject, reason, fence, detail, 'done', clock_timestamp());
+    values (actor, session_user, action, subject, reason, fence, detail, outcome, clock_timestamp());
 end $$;
 
 create function holdfast.audit_begin(action text, subject text, actor text, reason text, detail jsonb default null) returns bigint
@@ -127,7 +128,7 @@ exception when insufficient_privilege then
     return 'refused: ' || left(sqlerrm, 180);
 end $$;
 
-revoke all on function holdfast.audit_check(text, text), holdfast.audit_act(text, text, text, text, bigint, jsonb),
+revoke all on function holdfast.audit_check(text, text), holdfast.audit_act(text, text, text, text, bigint, jsonb, text),
                        holdfast.audit_begin(text, text, text, text, jsonb), holdfast.audit_end(bigint, text),
                        holdfast.lock_label(oid, oid, smallint), holdfast.audit_stands(bigint, text),
                        holdfast.lock_end_session(integer, bigint) from public;

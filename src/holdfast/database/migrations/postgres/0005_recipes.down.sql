@@ -19,7 +19,7 @@ drop function holdfast.slot_rows(text);
 drop function holdfast.gate_trigger();
 drop function holdfast.gate_require(text);
 drop function holdfast.gate_close(text, text, text, boolean);
-drop function holdfast.gate_open(text, double precision, text, text, uuid);
+drop function holdfast.gate_open(text, double precision, text, text, uuid, jsonb);
 drop function holdfast.own_name(text, text, text);
 drop index holdfast.lease_slot;
 drop function holdfast.lease_recall(text, bigint, text, text);

@@ -53,9 +53,10 @@ begin
 end $$;
 
 -- For operators: open a gate for a time, by a lease that is not renewed. The answer is that of lease_acquire, without a token: only
--- gate_close closes it before the time is over. The token recognises a request that is repeated.
+-- gate_close closes it before the time is over. The token recognises a request that is repeated. process: what listings show of the
+-- program that asks. The audit has an entry for a gate that is opened, and for one that is held already.
 create function holdfast.gate_open(
-    name text, seconds double precision, actor text, reason text, token uuid default null,
+    name text, seconds double precision, actor text, reason text, token uuid default null, process jsonb default null,
     out status text, out fence bigint, out held_by text, out remaining double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -68,32 +69,43 @@ begin
     end if;
     select a.status, a.fence, a.held_by, a.remaining into status, fence, held_by, remaining
       from holdfast.gate_acquire(lease_name, actor, seconds, token => gate_open.token,
-           process => jsonb_build_object('info', jsonb_build_object('for', seconds, 'reason', left(reason, 500)))) a;
+           process => coalesce(process, '{}') || jsonb_build_object('info', jsonb_build_object('for', seconds, 'reason', left(reason, 500)))) a;
     if fence is not null and not repeated then
         perform holdfast.audit_act('gate_open', name, actor, reason, fence, jsonb_build_object('for', seconds));
+    elsif status = 'held' then
+        perform holdfast.audit_act('gate_open', name, actor, reason, null, jsonb_build_object('for', seconds), 'refused: it is held by ' || left(held_by, 180));
     end if;
 end $$;
 
 -- For operators: close a gate that was opened for a time. Answers closed | not_open | window: only the block that opened a window
--- closes it. Waits at most 5 s for transactions that have passed gate_require; with wait => false it fails with 55P03 at once.
+-- closes it. The audit has an entry for each answer. Waits at most 5 s for transactions that have passed gate_require; with
+-- wait => false it fails with 55P03 at once.
 create function holdfast.gate_close(name text, actor text, reason text, wait boolean default true) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
     lease_name text := holdfast.own_name('@gate:', 'name', name);
     opened record;
+    l holdfast.lease;
 begin
     perform holdfast.audit_check(actor, reason);
-    select x.token, x.fence, b.info into opened from holdfast.lease x join holdfast.beat b on b.id = x.beat
+    select x.token, x.fence, x.holder, b.info -> 'for' is null as is_window into opened from holdfast.lease x join holdfast.beat b on b.id = x.beat
      where x.name = lease_name and not b.dead and b.expires_at > clock_timestamp();
-    if not found then
-        return 'not_open';
-    elsif opened.info -> 'for' is null then
+    if found and opened.is_window then
+        perform holdfast.audit_act('gate_close', name, actor, reason, opened.fence, null, 'refused: a window of ' || left(opened.holder, 180));
         return 'window';
+    elsif found then
+        if wait then
+            perform holdfast.lease_await(lease_name, opened.token);
+        end if;
+        select * into l from holdfast.lease x where x.name = lease_name and x.fence = opened.fence for update nowait;
     end if;
-    if wait then
-        perform holdfast.lease_await(lease_name, opened.token);
+    if l.name is null then
+        perform holdfast.audit_act('gate_close', name, actor, reason, null, null, 'refused: it is not open');
+        return 'not_open';
     end if;
-    return case when holdfast.lease_force_release_if(lease_name, opened.fence, actor, reason) then 'closed' else 'not_open' end;
+    perform holdfast.lease_end(l, 'forced', true, actor, reason);
+    perform holdfast.audit_act('gate_close', name, actor, reason, l.fence, jsonb_build_object('holder', l.holder));
+    return 'closed';
 end $$;
 
 -- The fence of an open gate; HF004 if it is closed. The lock on the lease row keeps the gate from being closed until the transaction
@@ -397,7 +409,7 @@ revoke all on function holdfast.peer_announce(text, uuid, text, text), holdfast.
 revoke all on function holdfast.guard_acquire(text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
                        holdfast.elector_acquire(text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
                        holdfast.gate_acquire(text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
-                       holdfast.own_name(text, text, text), holdfast.gate_open(text, double precision, text, text, uuid),
+                       holdfast.own_name(text, text, text), holdfast.gate_open(text, double precision, text, text, uuid, jsonb),
                        holdfast.gate_close(text, text, text, boolean), holdfast.gate_require(text), holdfast.gate_trigger(),
                        holdfast.slot_renew(text, integer, uuid), holdfast.slot_release(text, integer, uuid),
                        holdfast.shard_list(text), holdfast.slot_rows(text),
