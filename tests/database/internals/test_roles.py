@@ -452,6 +452,40 @@ def test_every_act_on_the_work_of_others_leaves_one_entry_that_no_sql_avoids(
             assert entry.actor == (guard.holder if action == "lease_wipe" else "jane")
 
 
+def test_no_gate_is_opened_without_an_entry_that_stays(urls: tuple[str, str]) -> None:
+    """A window outlives its transaction, so the entry is committed before."""
+    take = b"select status from holdfast.gate_acquire('@gate:door', 'jane', 60)"
+    begin = b"select holdfast.audit_begin('gate.window', %s, 'jane', 'why')"
+    with (
+        holdfast.Client(urls[1]) as boss,
+        psycopg.connect(urls[1], autocommit=True) as mine,
+        psycopg.connect(urls[0].replace("worker@", "postgres@"), autocommit=True) as owner,
+    ):
+
+        def refused() -> None:
+            with pytest.raises(InsufficientPrivilege, match="first begin an audit entry"):
+                mine.execute(take)
+
+        refused()
+        owner.execute(begin, ["door"])
+        refused()
+        mine.execute(begin, ["another"])
+        refused()
+        with mine.transaction(force_rollback=True):
+            mine.execute(begin, ["door"])
+            with mine.transaction(force_rollback=True):
+                refused()
+        [(entry,)] = mine.execute(begin, ["door"]).fetchall()
+        mine.execute("select holdfast.audit_end(%s, 'done')", [entry])
+        refused()
+        assert boss.gates.list() == []
+        mine.execute(begin, ["door"])
+        assert mine.execute(take).fetchall() == [("acquired",)]
+        assert mine.execute("select status from holdfast.gate_acquire('holdfast:runtime', 'jane', 60)").fetchall() == [
+            ("acquired",)
+        ]
+
+
 def test_no_role_forges_an_entry_or_does_what_is_audited_another_way(
     urls: tuple[str, str], worker: holdfast.Client
 ) -> None:

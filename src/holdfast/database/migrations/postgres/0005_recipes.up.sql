@@ -32,12 +32,20 @@ begin
     return holdfast.lease_take('elector', name, holder, ttl_seconds, token, beat, null, at_least_seconds, solo, session_key, process);
 end $$;
 
--- For operators: the lease behind a gate, '@gate:…', and the one that governed commands run inside, 'holdfast:runtime'.
+-- For operators: the lease behind a gate, '@gate:…', and the one that governed commands run inside, 'holdfast:runtime'. A window outlives
+-- its transaction, so a gate needs an entry of the audit that is under way and committed: audit_begin('gate.window', name of the gate,
+-- actor, reason). Afterwards: audit_end(entry, outcome).
 create function holdfast.gate_acquire(
     name text, holder text, ttl_seconds double precision, token uuid default null, beat uuid default null,
     at_least_seconds double precision default 0, solo boolean default true, session_key bigint default null, process jsonb default null)
 returns holdfast.lease_answer language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+    if starts_with(name, '@gate:') and not exists (
+        select from holdfast.audit a where a.subject = substr(name, 7) and a.outcome is null and a.role = session_user
+           and a.begun_in is distinct from pg_current_xact_id_if_assigned()) then
+        raise exception 'gate %: first begin an audit entry with the name of the gate as its subject, and commit it', quote_literal(substr(name, 7))
+            using errcode = 'insufficient_privilege', hint = 'gate_open writes its own entry.';
+    end if;
     return holdfast.lease_take('gate', name, holder, ttl_seconds, token, beat, null, at_least_seconds, solo, session_key, process);
 end $$;
 
@@ -68,8 +76,8 @@ begin
         raise exception 'seconds must be between 1 and 86400, not %', coalesce(seconds::text, 'NULL') using errcode = 'invalid_parameter_value';
     end if;
     select a.status, a.fence, a.held_by, a.remaining into status, fence, held_by, remaining
-      from holdfast.gate_acquire(lease_name, actor, seconds, token => gate_open.token,
-           process => coalesce(process, '{}') || jsonb_build_object('info', jsonb_build_object('for', seconds, 'reason', left(reason, 500)))) a;
+      from holdfast.lease_take('gate', lease_name, actor, seconds, gate_open.token, null, null, 0, true, null,
+           coalesce(process, '{}') || jsonb_build_object('info', jsonb_build_object('for', seconds, 'reason', left(reason, 500)))) a;
     if fence is not null and not repeated then
         perform holdfast.audit_act('gate_open', name, actor, reason, fence, jsonb_build_object('for', seconds));
     elsif status = 'held' then
