@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.database.call_queue import MAX_CALLS
 from holdfast.testing import Proxy
 from tests.children import NONE, PATIENCE, eventually, query, rows
 from tests.pairs import EACH_ONCE
@@ -169,8 +170,13 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent(postgres_ur
         await tasks[0]
 
 
-def test_no_thread_waits_for_a_wake_up_that_was_lost(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would look again after half a second, and here after an hour."""
+@pytest.mark.parametrize("size", [MAX_CALLS, 3])
+def test_no_thread_waits_for_a_wake_up_that_was_lost(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """It would look again after half a second, and here after an hour. ``size``: of the largest batch."""
+    for module in ("call_queue", "call_dispatcher"):
+        monkeypatch.setattr(f"holdfast.database.{module}.MAX_CALLS", size)
     for wait in ("NAP", "PATIENCE", "IDLE"):
         monkeypatch.setattr(f"holdfast.database.call_dispatcher.{wait}", 3600.0)
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(MANY) as pool:
