@@ -41,7 +41,7 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv from requirements-dev.lock (PYTHON=... picks the interpreter)
 
 .PHONY: demo
-demo: $(DEMO)/.stamp ## Watch leases, sandboxes, a retried operation and a killed leader (ARGS=--postgres for the real thing)
+demo: $(DEMO)/.stamp ## Watch a pause, a takeover, a late commit and a killed leader, live (ARGS=--postgres for PostgreSQL)
 	@exec $(DEMO)/bin/python examples/demo.py $(ARGS)
 
 .PHONY: test

@@ -1,12 +1,14 @@
-"""Processes contend for one lease, are killed and paused, and the database decides which may write. Then the gateway:
-replicas that run sandboxes, an operation that is retried and applied once, and a leader that is killed.
+"""Two processes and one lease: the first is paused, the second takes over, and the late commit of the first is refused,
+beside the same commit without protection, which is accepted. Then the gateway: replicas that run sandboxes, an
+operation that is retried and applied once, and a leader that is killed.
 
     python examples/demo.py              on an SQLite file in a temporary folder
     python examples/demo.py --postgres   on a real PostgreSQL, started for the demo
     python examples/demo.py --gateway    the second half alone
 
 Every process is real, every number was measured in this run, and the exit status is 0 only if everything that is
-printed was true. Ctrl-C at any moment leaves no process and no folder behind.
+printed was true. On a terminal the dashboard stays open until Ctrl-C, which at any moment leaves no process and no
+folder behind.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import holdfast
@@ -57,15 +60,15 @@ class Worker:
         self.connection = connect(url)
         self.grant: Any = None
 
-    def acquire(self, name: str, timeout: float, failover: Any = "ttl", at: float = 0.0) -> dict[str, Any]:
+    def acquire(self, timeout: float, at: float = 0.0) -> dict[str, Any]:
         while time.monotonic() < at:  # all contenders call acquire() at the same instant
             pass
-        lease = self.client.lease(name, ttl=TTL, timeout=timeout, failover=failover, on_lost=self.lost)
+        lease = self.client.lease(NAME, ttl=TTL, timeout=timeout, on_lost=self.lost)
         try:
             self.grant = lease.acquire()
         except holdfast.NotAcquired as refusal:
-            return {"fence": None, "error": str(refusal), "at": time.monotonic()}
-        return {"fence": self.grant.fence, "at": time.monotonic()}
+            return {"fence": None, "error": str(refusal)}
+        return {"fence": self.grant.fence}
 
     def check(self) -> dict[str, Any]:
         self.grant.check()
@@ -90,11 +93,11 @@ class Worker:
 
     def lost(self, grant: Any) -> None:
         """Called in the background thread."""
-        send({"kind": "lost", "at": time.monotonic()})
+        send({"kind": "lost"})
 
 
 def send(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
+    os.write(1, json.dumps({"at": time.monotonic(), **message}).encode() + b"\n")
 
 
 def work(url: str) -> None:
@@ -116,17 +119,14 @@ def work(url: str) -> None:
 class Process:
     """A worker, as the demo controls it."""
 
-    def __init__(self, letter: str, url: str) -> None:
+    def __init__(self, url: str) -> None:
         command = [sys.executable, __file__, "--worker", url]
         with started.starting():
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             started.append(self)
-        self.letter, self.pid = letter, self.process.pid
+        self.pid = self.process.pid
         self._unread = b""
         self._kept: list[dict[str, Any]] = []
-
-    def __str__(self) -> str:
-        return f"{self.letter} (pid {self.pid})"
 
     def order(self, action: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
@@ -143,22 +143,16 @@ class Process:
                     self._kept.remove(message)
                     return message
             if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise RuntimeError(f"{self} did not reply to {kind!r} within {PATIENCE:.0f} s")
+                raise RuntimeError(f"process {self.pid} did not reply to {kind!r} within {PATIENCE:.0f} s")
             read = os.read(self.process.stdout.fileno(), 65536)
             if not read:
-                raise RuntimeError(f"{self} ended before it replied to {kind!r}")
+                raise RuntimeError(f"process {self.pid} ended before it replied to {kind!r}")
             *lines, self._unread = (self._unread + read).split(b"\n")
             self._kept += [json.loads(line) for line in lines]
 
     def ask(self, action: str, **arguments: Any) -> dict[str, Any]:
         self.order(action, **arguments)
         return self.receive(action)
-
-    def kill(self) -> float:
-        at = time.monotonic()
-        self.process.kill()
-        self.process.wait()
-        return at
 
     def end(self) -> None:
         self.process.kill()
@@ -199,6 +193,7 @@ class Started(list[Any]):
 
 
 started = Started()
+began = time.monotonic()
 
 
 class Story:
@@ -213,117 +208,162 @@ class Story:
 
     def step(self, text: str) -> None:
         self._number += 1
-        self.console.print(f"\n[bold]{self._number}. {text}[/bold]")
+        self.console.print(f"\n[bold]{self._number}. {text}[/bold]\n")
 
     def report(self, text: str, holds: bool = True) -> None:
         self.true = self.true and holds
         self.console.print(f"   {'[green]ok[/green]  ' if holds else '[red]NOT TRUE[/red] '}", end="")
         self.console.print(text, markup=False)
 
+    def check(self, text: str, holds: bool) -> None:
+        """Report it only if it does not hold."""
+        if not holds:
+            self.report(text, holds=False)
 
-def run(url: str, story: Story, folder: Path, *, gateway: bool) -> None:
+    def figures(self, *pairs: tuple[int, str]) -> None:
+        """A line of figures with their captions: in large digits where the terminal has the characters."""
+        from rich.text import Text
+
+        if not self.console.is_terminal or self.console.options.ascii_only:
+            self.console.print("  ".join(f"{figure} {caption}" for figure, caption in pairs), markup=False)
+            return
+        lines = [Text() for _ in range(3)]
+        for figure, caption in pairs:
+            for number, line in enumerate(lines):
+                digits = " ".join(_DIGITS[int(digit)][number * 3 : number * 3 + 3] for digit in str(figure))
+                line.append(f"   {digits}", "bold green")
+                line.append(f"  {caption}" if number == 1 else " " * (len(caption) + 2), "bold")
+        self.console.print(Text("\n").join(lines))
+
+
+_DIGITS = (
+    "┏━┓┃ ┃┗━┛", " ╻  ┃  ╹ ", "╺━┓┏━┛┗━╸", "╺━┓╺━┫╺━┛", "╻ ╻┗━┫  ╹", "┏━╸┗━┓╺━┛", "┏━╸┣━┓┗━┛", "╺━┓  ┃  ╹", "┏━┓┣━┫┗━┛",
+    "┏━┓┗━┫╺━┛",
+)  # fmt: skip
+"""Three lines of three characters each."""
+
+
+class Lanes:
+    """Two columns, one for each process. A row is printed when it has happened; in between, on a terminal, a last row
+    counts the seconds."""
+
+    WIDTH = 40
+
+    def __init__(self, story: Story, start: float, first: Process, second: Process) -> None:
+        self._console, self._start = story.console, start
+        self._console.print(self._line("", f"A (pid {first.pid})", f"B (pid {second.pid})"), style="bold")
+
+    def row(self, at: float, left: str, right: str, style: str = "") -> None:
+        self._console.print(self._line(f"{at - self._start:.2f} s", left, right, style))
+
+    def _line(self, at: str, left: str, right: str, style: str = "") -> Any:
+        from rich.text import Text
+
+        line = Text.assemble((f"{at:>9}   ", "dim"), (f"{left:<{self.WIDTH}}", style), right)
+        line.rstrip()
+        return line
+
+    @contextmanager
+    def waiting(self, left: str, right: str) -> Iterator[None]:
+        if not sys.stdout.isatty():
+            yield
+            return
+        from rich.live import Live
+
+        def line() -> Any:
+            return self._line(f"{time.monotonic() - self._start:.2f} s", left, right, "dim")
+
+        with Live(console=self._console, get_renderable=line, refresh_per_second=12, transient=True):
+            yield
+
+
+def run(url: str, story: Story, folder: Path, *, gateway: bool) -> str:
+    """The whole demo. Returns the address of the dashboard."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from examples import demo_gateway
 
+    late: dict[str, int] = {}
     with closing(connect(url)) as connection, holdfast.Client(url) as client:
         client.migrate()
         if not gateway:
-            contend_for_leases(url, story, connection, client)
-        demo_gateway.run(url, story, folder, started, connection)
+            late = pause_and_take_over(url, story, connection, client)
+        result = demo_gateway.run(url, story, folder, started, connection)
+    verdict = "Everything above was true" if story.true else "NOT everything above was true"
+    seconds = time.monotonic() - began
+    story.console.print(f"\n{verdict}: {len(started)} processes, {seconds:.1f} s.\n")
+    if late:
+        story.figures((late["bare"], "late commit without protection"), (late["protected"], "with holdfast"))
+    story.figures(result.survival, (result.rows, f"row from {result.runs} tries"))
+    return result.address
 
 
-def contend_for_leases(url: str, story: Story, connection: Any, client: Any) -> None:
+def pause_and_take_over(url: str, story: Story, connection: Any, client: Any) -> dict[str, int]:
+    """Returns how many stale rows the application's table has, without protection and with it."""
     connection.execute("create table import_log (pid int, fence bigint, how text)")
-    first, second = Process("A", url), Process("B", url)
-    contenders = [first, second]
+    story.step(f"Two processes want the lease {NAME!r} (ttl={TTL:g}).")
+    contenders = [Process(url), Process(url)]
     for process in contenders:
         process.receive("ready")
-    holder, fence = contend(story, contenders)
-    standby = second if holder is first else first
-    later = [Process(letter, url) for letter in "CDE"]  # they start while the standby waits
-    standby, fence = kill_holder(story, holder, standby, fence)
-    kill_session(story, *later[:2])
-    successor = pause_holder(story, later[2], connection, standby, fence)
-    show_numbers(story, client, connection, successor)
-
-
-def contend(story: Story, contenders: list[Process]) -> tuple[Process, int]:
-    names = " and ".join(str(process) for process in contenders)
-    story.step(f"Two processes, {names}, try to acquire the lease {NAME!r} at the same instant.")
     start = time.monotonic() + 0.1
     for process in contenders:
-        process.order("acquire", name=NAME, timeout=0, at=start)
+        process.order("acquire", timeout=0, at=start)
     answers = [(process, process.receive("acquire")) for process in contenders]
-    winners = [(process, answer) for process, answer in answers if answer["fence"] is not None]
-    story.report(f"{len(winners)} of {len(answers)} has it", len(winners) == 1)
-    [(winner, won)] = winners
-    story.report(f"{winner} got it in {(won['at'] - start) * 1000:.1f} ms, with fence {won['fence']}")
-    [refusal] = [answer for _, answer in answers if answer["fence"] is None]
-    story.report(f"the other got the error: {refusal['error']}")
-    return winner, won["fence"]
+    answers.sort(key=lambda answer: answer[1]["fence"] is None)
+    (first, won), (second, refused) = answers
+    lanes = Lanes(story, start, first, second)
+    rows = [(won["at"], "* gets the lease", "", "green"), (refused["at"], "", "is refused, and waits for it", "")]
+    for row in sorted(rows):
+        lanes.row(*row)
+    story.check("one of two has the lease", won["fence"] is not None and refused["fence"] is None)
+    second.order("acquire", timeout=PATIENCE)
+    checked = first.ask("check")
+    lanes.row(checked["at"], f"| checks it: {checked['remaining']:.2f} s of trust left", "")
+    paused_at = pause(first, connection)
+    lanes.row(paused_at, "= is paused (SIGSTOP), about to write", "", "yellow")
+    with lanes.waiting("= is paused", "waits"):
+        got = second.receive("acquire")
+    lanes.row(got["at"], "=", f"* takes over after {got['at'] - paused_at:.2f} s", "yellow")
+    story.check("its fence is higher", (got["fence"] or 0) > won["fence"])
+    written = second.ask("write", how="protected")
+    lanes.row(written["at"], "=", "| commits its row", "yellow")
+    story.check("the holder may commit", written["written"])
+    resume_late(story, lanes, first)
+    lanes.row(time.monotonic(), "", "| releases it")
+    story.check("the second process still holds the lease", second.ask("release")["done"])
+    return count_late_rows(story, connection, client)
 
 
-def kill_holder(story: Story, holder: Process, standby: Process, fence: int) -> tuple[Process, int]:
-    story.step(f"{standby} waits for it, and {holder} is killed with SIGKILL, so it cannot release the lease.")
-    standby.order("acquire", name=NAME, timeout=PATIENCE)
-    time.sleep(0.2)
-    killed_at = holder.kill()
-    got = standby.receive("acquire")
-    story.report(
-        f"{standby} took over {got['at'] - killed_at:.2f} s after the kill (ttl={TTL:g}, since the last heartbeat)",
-        got["fence"] is not None and got["at"] > killed_at,
-    )
-    story.report(f"its fence is higher: {got['fence']} > {fence}", (got["fence"] or 0) > fence)
-    return standby, got["fence"]
-
-
-def kill_session(story: Story, holder: Process, standby: Process) -> None:
-    story.step('The same with failover="session": a standby does not wait for the TTL if the process has ended.')
-    for process in (holder, standby):
-        process.receive("ready")
-    held = holder.ask("acquire", name="session-import", timeout=0, failover="session")
-    standby.order("acquire", name="session-import", timeout=PATIENCE, failover="session")
-    time.sleep(0.2)
-    killed_at = holder.kill()
-    got = standby.receive("acquire")
-    story.report(
-        f"{standby} took over from {holder} {(got['at'] - killed_at) * 1000:.0f} ms after the kill",
-        got["at"] > killed_at and got["fence"] > held["fence"],
-    )
-    story.report("and released it", standby.ask("release")["done"])
-
-
-def pause_holder(story: Story, successor: Process, connection: Any, holder: Process, fence: int) -> Process:
-    successor.receive("ready")
-    story.step(f"{holder} checks its lease and is about to write, when it is paused with SIGSTOP. {successor} waits.")
-    story.report(f"the check returned: {holder.ask('check')['remaining']:.2f} s of trust left")
-    paused_at = pause(holder, connection)
-    got = successor.ask("acquire", name=NAME, timeout=PATIENCE)
-    story.report(
-        f"{successor} took over {got['at'] - paused_at:.2f} s after the pause began, fence {got['fence']}",
-        got["fence"] is not None and got["fence"] > fence,
-    )
-    written = successor.ask("write", how="protected")["written"]
-    story.report(f"{successor} writes in a protected transaction, which is allowed: it holds the lease", written)
-
-    story.step(f"{holder} is resumed and continues with its write, once without protection, once with it.")
-    holder.order("write", how="bare")
-    holder.order("write", how="protected")
+def resume_late(story: Story, lanes: Lanes, process: Process) -> None:
+    """The paused process continues with its write: once without protection, once with it."""
+    process.order("write", how="bare")
+    process.order("write", how="protected")
     resumed_at = time.monotonic()
-    holder.process.send_signal(signal.SIGCONT)
-    bare, protected = holder.receive("write"), holder.receive("write")
-    story.report(
-        "without protection the database accepted the write of a process that no longer holds the lease",
-        bare["written"],
-    )
-    story.report(
-        f"with grant.transaction(conn) it refused: FencedOut: {protected.get('error')}", not protected["written"]
-    )
-    lost_at = holder.receive("lost")["at"]
-    story.report(
-        f"{holder} noticed the loss by itself {(lost_at - resumed_at) * 1000:.0f} ms after it was resumed (on_lost)"
-    )
-    return successor
+    process.process.send_signal(signal.SIGCONT)
+    bare, protected, lost = process.receive("write"), process.receive("write"), process.receive("lost")
+    rows = [
+        (resumed_at, "  is resumed, and commits late:", ""),
+        (bare["at"], "  without protection: ACCEPTED", "bold red"),
+        (protected["at"], "  with grant.transaction: REFUSED", "bold green"),
+        (lost["at"], "  notices by itself that it has lost", ""),
+    ]
+    for at, text, style in sorted(rows):
+        lanes.row(at, text, "|", style)
+    story.check("without protection the late commit is accepted", bare["written"])
+    story.check("with protection the late commit is refused", not protected["written"])
+    for line in wrap(f"FencedOut: {protected.get('error')}", 84):
+        story.console.print(f"{'':12}{line}", style="dim", markup=False)
+
+
+def count_late_rows(story: Story, connection: Any, client: Any) -> dict[str, int]:
+    rows = connection.execute("select fence, how from import_log").fetchall()
+    newest = max(fence for fence, _ in rows)
+    late = {how: sum(kind == how and fence < newest for fence, kind in rows) for how in ("bare", "protected")}
+    story.check(f"late rows in the application's table: {late}", late == {"bare": 1, "protected": 0})
+    past = sorted(client.leases.history(NAME), key=lambda grant: grant.acquired_at)
+    story.check("each fence is higher than the one before", all(a.fence < b.fence for a, b in pairwise(past)))
+    outcomes = [grant.outcome for grant in past]
+    story.check(f"the history of the lease: {', '.join(outcomes)}", outcomes == ["expired", "released"])
+    return late
 
 
 def pause(holder: Process, connection: Any) -> float:
@@ -343,41 +383,6 @@ def pause(holder: Process, connection: Any) -> float:
             holder.process.send_signal(signal.SIGCONT)
 
 
-def show_numbers(story: Story, client: holdfast.Client, connection: Any, holder: Process) -> None:
-    from rich.table import Table
-
-    story.step("The contents of the tables.")
-    rows = connection.execute("select pid, fence, how from import_log").fetchall()
-    newest = max(fence for _, fence, _ in rows)
-    stale = {how: sum(1 for _, fence, kind in rows if kind == how and fence < newest) for how in ("bare", "protected")}
-    story.report(
-        f"stale writes in the application's table: {stale['bare']} without protection, {stale['protected']} with it",
-        stale == {"bare": 1, "protected": 0},
-    )
-    held = client.leases.list()
-    mine = [(lease.name, lease.pid) for lease in held] == [(NAME, holder.pid)]
-    story.report(f"client.leases.list(): {', '.join(f'{lease.name} held by pid {lease.pid}' for lease in held)}", mine)
-    story.report(f"{holder} releases it", holder.ask("release")["done"])
-    past = client.leases.history()[::-1]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("lease", "fence", "process", "held for", "ended"):
-        table.add_column(column, justify="right" if column in ("fence", "held for") else "left")
-    letters = {process.pid: process.letter for process in started}
-    for grant in past:
-        seconds = (grant.ended_at - grant.acquired_at).total_seconds()
-        who = f"{letters.get(grant.pid or 0, '?')} (pid {grant.pid})"
-        table.add_row(grant.name, str(grant.fence), who, f"{seconds:.2f} s", grant.outcome)
-    story.console.print("   client.leases.history(), oldest first:")
-    story.console.print(table)
-    fences = [grant.fence for grant in sorted(past, key=lambda grant: grant.acquired_at)]
-    story.report(
-        f"{len(fences)} grants, {len(set(fences))} different fences, each higher than the one before",
-        all(earlier < later for earlier, later in pairwise(fences)),
-    )
-    outcomes = [grant.outcome for grant in past if grant.name == NAME]
-    story.report(f"{NAME}: {', '.join(outcomes)}", outcomes == ["expired", "expired", "released"])
-
-
 def no_postgres() -> str | None:
     from holdfast.testing import available
 
@@ -389,7 +394,7 @@ def no_postgres() -> str | None:
 def show(postgres: bool, gateway: bool) -> int:
     from holdfast.testing.standstill import Standstill
 
-    story, began = Story(), time.monotonic()
+    story = Story()
     folder = Path(tempfile.gettempdir(), f"holdfast-demo-{secrets.token_hex(6)}")
     with ExitStack() as at_end:
         pauses = at_end.enter_context(Standstill())
@@ -401,21 +406,29 @@ def show(postgres: bool, gateway: bool) -> int:
             server = at_end.enter_context(Postgres.create())
             url, engine = server.database(), f"PostgreSQL {server.binaries.version}"
         else:
-            file = folder / "demo.db"
-            url, engine = f"sqlite:///{file}", f"SQLite {sqlite3.sqlite_version}, in {file}"
+            url, engine = f"sqlite:///{folder / 'demo.db'}", f"SQLite {sqlite3.sqlite_version}, in a temporary folder"
         at_end.callback(end_workers)
         story.console.print(f"holdfast {holdfast.__version__} on {engine}")
         try:
-            run(url, story, folder, gateway=gateway)
+            address = run(url, story, folder, gateway=gateway)
         except Exception:
             explain(pauses)
             raise
-        count = len(started)
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            leave_open(story, address)
     if not story.true:
         explain(pauses)
-    verdict = "Everything above was true" if story.true else "NOT everything above was true"
-    story.console.print(f"\n{verdict}: {count} processes, {time.monotonic() - began:.1f} s.")
     return 0 if story.true else 1
+
+
+def leave_open(story: Story, address: str) -> None:
+    """For a person who watches: the dashboard is there until Ctrl-C."""
+    story.console.print(f"\nThe dashboard is open: {address}/   Ctrl-C ends the demo.")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        story.console.print("no process and no folder is left behind")
 
 
 def explain(pauses: Any) -> None:
