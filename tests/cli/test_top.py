@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -142,6 +143,25 @@ def test_keys_select_sort_filter_and_open_a_row(crowded: str, tmp_path: Path) ->
         terminal.sees("> sweep")
 
 
+def test_a_long_list_scrolls_and_what_is_selected_is_seen(sqlite_url: str, tmp_path: Path) -> None:
+    with holdfast.Client(sqlite_url) as client, Tmux(tmp_path, lines=20, HOLDFAST_URL=sqlite_url) as terminal:
+        for number in range(300):
+            client.lease(f"lease-{number:03}", **LONG).acquire()
+        assert "lease-030" not in top(terminal)
+        terminal.keys("End")
+        assert "lease-200" not in terminal.sees("> lease-299", "  lease  ")
+        terminal.keys("PPage", "PPage")
+        terminal.misses("lease-299")
+        terminal.keys("Home")
+        terminal.sees("> lease-000", "Leases  300 leases")
+        terminal.keys("Down", "j", "Up")
+        terminal.sees("> lease-001")
+        terminal.keys("s", "r")
+        terminal.sees("lease ▼", "> lease-001")
+        terminal.keys("Home")
+        terminal.sees("> lease-299")
+
+
 @pytest.mark.parametrize(
     ("section", "texts"),
     [
@@ -220,7 +240,7 @@ def test_the_terminal_is_as_it_was_however_it_ends(sqlite_url: str, tmp_path: Pa
         terminal.sees(TOP)
         assert terminal.shows("alternate_on") == "1"
         if way == "SIGTERM":
-            terminal.signal("top", signal.SIGTERM)
+            os.kill(terminal.pid("top"), signal.SIGTERM)
         else:
             terminal.keys("j" if way == "an error" else way)
         screen = terminal.sees(f"code {code}")
@@ -229,6 +249,22 @@ def test_the_terminal_is_as_it_was_however_it_ends(sqlite_url: str, tmp_path: Pa
         after = tmp_path / "after"
         eventually(lambda: after.exists() and after.read_text(encoding="ascii"), "stty has ended")
         assert after.read_text(encoding="ascii") == (tmp_path / "before").read_text(encoding="ascii")
+
+
+def test_it_ends_with_its_terminal(sqlite_url: str, tmp_path: Path) -> None:
+    with Tmux(tmp_path, HOLDFAST_URL=sqlite_url) as terminal:
+        top(terminal)
+        pid = terminal.pid("top")
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "it has ended")
+
+
+def test_a_reason_that_is_too_long_is_reported(sqlite_url: str, tmp_path: Path) -> None:
+    with holdfast.Client(sqlite_url) as client, client.lease("sweep"):
+        with Tmux(tmp_path, HOLDFAST_URL=sqlite_url) as terminal:
+            top(terminal, "--operate")
+            terminal.keys("x", "because " * 130, "Enter")
+            terminal.sees("reason must have 1 to 1000 characters", "> sweep")
+        assert client.leases.get("sweep") is not None
 
 
 def test_a_shell_stops_and_resumes_it(sqlite_url: str, tmp_path: Path) -> None:

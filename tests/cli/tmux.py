@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -65,12 +64,12 @@ class Tmux:
         """Wait until the screen does not have it."""
         eventually(lambda: text not in self.screen(), f"no {text!r} on the screen", PATIENCE)
 
-    def signal(self, program: str, number: int) -> None:
-        """To the program that runs in the shell."""
+    def pid(self, program: str) -> int:
+        """Of the program that runs in the shell."""
         [shell] = self._call("list-panes", "-F", "#{pane_pid}").split()
         children = Path(f"/proc/{shell}/task/{shell}/children").read_text(encoding="ascii").split()
         [pid] = [pid for pid in children if program in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")]
-        os.kill(int(pid), number)
+        return int(pid)
 
     def __enter__(self) -> Self:
         return self

@@ -41,30 +41,33 @@ class FullScreen:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __enter__(self) -> Self:
+        self._modes = termios.tcgetattr(0)
         self._events, self._event_writer = os.pipe()
         os.set_blocking(self._event_writer, False)
         self._handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
-        self._before = signal.set_wakeup_fd(self._event_writer, warn_on_full_buffer=False)
+        self._wakeup = signal.set_wakeup_fd(self._event_writer, warn_on_full_buffer=False)
         try:
             self._enter()
         except BaseException:
-            self._leave()
+            self._end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._leave()
-        signal.set_wakeup_fd(self._before)
+        signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        writer, self._event_writer = self._event_writer, -1
+        os.close(writer)
         os.close(self._events)
-        events, self._event_writer = self._event_writer, -1
-        os.close(events)
 
     def _enter(self) -> None:
-        self._modes = termios.tcgetattr(0)
         modes: list[Any] = termios.tcgetattr(0)
         modes[0] &= ~(termios.IXON | termios.ICRNL)  # Ctrl-S must not stop the view, nor the signal that ends it
         modes[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WAITER = "waiter of lease "
 """Of the name of the lock that a process holds while it waits for a lease."""
 _INTERNAL_LOCKS = (WAITER, "waiter of a lease", "session of ", "session without a lease", "owner of operations")
+_LED = ("elector", "relay")
+"""Kinds of leases whose holder leads, and whose waiters stand by."""
 _LIMIT = 200
 """Operations that are shown, of each status."""
 _PAST = 20
@@ -113,7 +115,7 @@ class Sections:
             output.Column("leader of", 16), output.Column("leader", 12), output.Column("for"), output.Column("left"),
             output.Column("standbys", 8), output.Column("host", 20), output.Column("pid"), output.Column("fence"),
         )  # fmt: skip
-        led = [lease for lease in self._leases if lease["kind"] == "elector"]
+        led = [lease for lease in self._leases if lease["kind"] in _LED]
         rows = [
             self._lease_row(
                 lease,
@@ -215,9 +217,9 @@ class Sections:
 
     def _operation_details(self, record: Any) -> Callable[[], Details]:
         def details() -> Details:
+            latest = self.client.operations.find(record.key)
             entries = self.client.operations.history(record.key)
             [replayed] = self.client.operations.replay(record.key)
-            latest = self.client.operations.get(record.key) or record
             return Details(
                 f"operation {record.label}",
                 ops.operation_fields(latest, replayed),
@@ -274,7 +276,7 @@ def lock_tree(records: Iterable[LockRecord]) -> Iterator[tuple[LockRecord, int]]
 
 
 def _is_plain(lease: Mapping[str, Any]) -> bool:
-    return lease["kind"] != "elector" and not lease["name"].startswith(leases.OWN_PREFIXES)
+    return lease["kind"] not in _LED and not lease["name"].startswith(leases.OWN_PREFIXES)
 
 
 def _indent(label: object, depth: int) -> str:

@@ -88,7 +88,7 @@ class TopView:
             self._asked_at = time.monotonic()
             try:
                 result = job()
-            except holdfast.HoldfastError as error:
+            except (holdfast.HoldfastError, LookupError, ValueError) as error:
                 result = self._report_later(output.clean(error), "red")
             except BaseException as error:
                 result = _raise(error)
@@ -328,35 +328,53 @@ class TopView:
     def _render_list(self, console: Console) -> list[Text]:
         sections = self._shown()
         rows = self._rows(sections)
-        lines: list[Text] = []
-        selected = 0
+        layout: list[tuple[Section, Row | Text | None]] = []  # None: the heading of the columns
         for section in sections:
-            if lines:
-                lines.append(Text())
-            lines += output.wrap(console, Text(f"{section.title}  ", "bold"), Text(section.summary, "dim"))
-            if not section.rows:
-                continue
-            columns = self._marked(section, console)
-            heading, *rendered = output.render_table(
-                console, columns, [row.cells for row in section.rows], margin=_MARGIN
-            ).lines
-            heading.stylize("dim")
-            lines.append(Text.assemble("  ", heading))
-            for row, line in zip(section.rows, rendered, strict=True):
-                is_selected = self._is_selected(section, row)
-                if is_selected:
-                    selected = len(lines)
-                lines.append(Text.assemble("> " if is_selected else "  ", line, style="reverse" if is_selected else ""))
+            title = output.wrap(console, Text(f"{section.title}  ", "bold"), Text(section.summary, "dim"))
+            layout += [(section, line) for line in ([Text(), *title] if layout else title)]
+            if section.rows:
+                layout += [(section, None), *((section, row) for row in section.rows)]
         if not rows and self._filter:
-            lines.append(Text(f"no row has {output.clean(self._filter)!r}: esc clears the filter", "yellow"))
+            hint = Text(f"no row has {output.clean(self._filter)!r}: esc clears the filter", "yellow")
+            layout.append((sections[-1], hint))
+        chosen = [
+            n for n, (section, line) in enumerate(layout) if isinstance(line, Row) and self._is_selected(section, line)
+        ]
+        selected = chosen[0] if chosen else 0
         first = 0 if rows and self._is_selected(*rows[0]) else selected
         self._top = max(min(self._top, first), selected - self._height + 1, 0)
-        return lines[self._top :]
+        if self._top == selected and isinstance(layout[selected][1], Row):
+            self._top -= 1
+        window = layout[self._top : self._top + self._height]
+        section, line = window[0]
+        if isinstance(line, Row):  # the heading of its columns stays in view
+            window[0] = (section, None)
+        return self._render_window(console, window)
+
+    def _render_window(self, console: Console, window: Sequence[tuple[Section, Row | Text | None]]) -> list[Text]:
+        """Only these lines, because there may be thousands of rows: their columns are as wide as these rows need."""
+        tables = {}
+        for section in {section.title: section for section, _ in window}.values():
+            shown = [line.cells for other, line in window if other is section and isinstance(line, Row)]
+            table = output.render_table(console, self._marked(section, console), shown, margin=_MARGIN)
+            tables[section.title] = iter(table.lines)
+        headings = {title: next(lines) for title, lines in tables.items()}
+        rendered = []
+        for section, line in window:
+            if isinstance(line, Text):
+                rendered.append(line)
+            elif line is None:
+                headings[section.title].stylize("dim")
+                rendered.append(Text.assemble("  ", headings[section.title]))
+            else:
+                mark, style = ("> ", "reverse") if self._is_selected(section, line) else ("  ", "")
+                rendered.append(Text.assemble(mark, next(tables[section.title]), style=style))
+        return rendered
 
     def _marked(self, section: Section, console: Console) -> list[output.Column]:
         """The columns, with a mark on the one that the rows are sorted by."""
         columns = list(section.columns)
-        if section.title in self._sort:
+        if section.title in self._sort and columns:
             number, is_reversed = self._sort[section.title]
             up, down = ("^", "v") if console.options.ascii_only else ("▲", "▼")
             title = f"{columns[number].title} {down if is_reversed else up}"
