@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast import geo, governance, lineage, reconciler
     from holdfast.client import Client
     from holdfast.client_async import AsyncClient
+    from holdfast.dashboard.app import dashboard
     from holdfast.errors import (
         AcquireTimeout,
         AlreadyExists,
@@ -202,6 +203,7 @@ __all__ = [
     "Unconditional",
     "Unreachable",
     "checksum_file",
+    "dashboard",
     "file_lock",
     "geo",
     "governance",
@@ -213,7 +215,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a module-level __getattr__ would make every misspelt name valid to a type checker
-    _SUBMODULES = ("geo", "governance", "lineage", "reconciler")
+    _SUBMODULES = ("dashboard", "geo", "governance", "lineage", "reconciler")
     __getattr__, __dir__ = lazy_names(
         __name__,
         {name: _HOMES.get(name, "holdfast.errors") for name in __all__ if name not in _SUBMODULES},

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from holdfast.dashboard import snapshot
 from holdfast.gateway import health
 from holdfast.gateway.agents import workers
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.pages import snapshot
 from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE
 from tests.conftest import fresh

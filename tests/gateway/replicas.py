@@ -22,7 +22,7 @@ from tests.fork_server import Forked
 _PATIENT = """
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.gateway import health
-from holdfast.gateway.pages import snapshot
+from holdfast.dashboard import snapshot
 AsyncEngine.call.__kwdefaults__["timeout"] = health._CHECK_WITHIN = snapshot.READ_WITHIN = 60.0
 health.TTL = 600.0
 """

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 import holdfast
+from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser
 from tests.conftest import fresh
 from tests.gateway.example_data import HOSTILE, filled_database
 from tests.gateway.replicas import Replica
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
-    pytest.mark.timeout(900),  # a browser on a busy machine takes minutes for a page
-]
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+pytestmark = MARKS
 PARTS = ["problems", "glance", "leaders", "leases", "locks", "slots", "operations", "sandboxes", "agents"]
-PATIENCE = 60_000
-"""Milliseconds."""
-expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -41,38 +30,8 @@ def replica(folder: Path) -> Iterator[Replica]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
-
-
-class Visit:
-    """A page that was opened, and all that went wrong in it."""
-
-    def __init__(self, browser: Browser, address: str, **options: Any) -> None:
-        self.page: Page = browser.new_page(**options)
-        self.page.set_default_timeout(PATIENCE)
-        self.wrong: list[str] = []
-        self._address = address
-        self.page.on("console", self._said)
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("dialog", self._asked_back)
-        self.page.on("request", self._asked)
-        self.page.goto(f"{address}/")
-        self.page.wait_for_selector(".live.on")
-
-    def _said(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.wrong.append(message.text)
-
-    def _asked_back(self, dialog: Dialog) -> None:
-        self.wrong.append(dialog.message)
-        dialog.dismiss()
-
-    def _asked(self, request: Request) -> None:
-        if not request.url.startswith(f"{self._address}/"):
-            self.wrong.append(f"asked {request.url}")
+    with open_browser() as made:
+        yield made
 
 
 @pytest.fixture
@@ -127,9 +86,11 @@ def test_problems_come_first_and_are_told_to_those_who_hear_the_page(replica: Re
         client.lease("left", ttl=60).acquire()
         client.leases.force_release("left", actor="jane", reason="a test")
         page = visit()
-        first = page.locator("main > section").first
-        expect(first).to_contain_text("A lease was lost in the last 15 minutes")
-        expect(first).to_contain_text("forcibly released by jane: a test")
+        problem = page.locator(".problems details", has_text="A lease was lost in the last 15 minutes")
+        expect(problem.locator("summary")).to_contain_text("forcibly released by jane: a test")
+        expect(problem.locator(".todo")).to_be_hidden()
+        problem.locator("summary").click()
+        expect(problem.locator(".todo")).to_contain_text("holdfast history")
         expect(page.locator("#announcement[aria-live=polite]")).to_contain_text("A lease was lost")
         expect(page).to_have_title(re.compile(r"\(\d+\) holdfast$"))  # with how many there are
     assert page.evaluate("[...document.querySelectorAll('thead th')].every(each => each.scope === 'col')")
@@ -142,34 +103,8 @@ def test_problems_come_first_and_are_told_to_those_who_hear_the_page(replica: Re
     assert page.locator("html").get_attribute("lang") == "en"
 
 
-CONTRAST = """() => {
-  const channels = (text) => text.match(/[0-9.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (node) => {
-    for (; node; node = node.parentElement) {
-      const found = channels(getComputedStyle(node).backgroundColor);
-      if (found.length === 3 || found[3] === 1) return found;
-    }
-    return [255, 255, 255];
-  };
-  const poor = [];
-  for (const node of document.querySelectorAll("body *")) {
-    const said = [...node.childNodes].some((each) => each.nodeType === 3 && each.textContent.trim());
-    if (!said || node.closest(".unseen") || !node.getClientRects().length) continue;
-    const [a, b] = [light(channels(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) poor.push(`${node.className} ${node.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
-  }
-  return poor;
-}"""
-
-
 HEIGHT = """(name) => [...document.querySelectorAll("#leases tr")]
   .find((each) => each.textContent.includes(name)).getBoundingClientRect().height"""
-SPILLED = """() => [...document.querySelectorAll("td, tbody th")]
-  .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.trim())"""
 
 
 COUNTS = (
@@ -261,9 +196,11 @@ def test_it_ends_with_its_replica_and_goes_on_with_the_next(replica: Replica, br
         seen.page.evaluate("window.same = true")
         assert replica.end() == 0
         assert not replica.events("gateway.overdue")
-        expect(seen.page.locator("#live")).to_have_text("not live, trying again")
+        expect(seen.page.locator("#live")).to_contain_text("not live since")
+        expect(seen.page.locator("body.gone")).to_have_count(1)
         replica.restart("--port", port)
         expect(seen.page.locator(".live.on")).to_have_text("live")
+        expect(seen.page.locator("body.gone")).to_have_count(0)
         with holdfast.Client(replica.url) as client, client.lease("after-all"):
             expect(seen.page.locator("#leases")).to_contain_text("after-all")
         assert seen.page.evaluate("window.same")

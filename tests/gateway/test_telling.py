@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast.dashboard import app, formatting, snapshot, stream
+from holdfast.dashboard.problems import find_problems
+from holdfast.dashboard.source import PageSource
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.pages import formatting, snapshot, stream
-from holdfast.gateway.pages.problems import find_problems
 from tests.children import PATIENCE, eventually
 
 
@@ -22,6 +24,7 @@ async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "EVERY", 0.0)
+    monkeypatch.setattr(stream, "LOAD", math.inf)
     assert "does not answer" not in (await http.get("/")).text
     monkeypatch.setattr(snapshot, "READ_WITHIN", 0.05)
     for error, told in (
@@ -53,8 +56,8 @@ async def test_however_many_watch_the_database_is_asked_once(gateway: Gateway, m
         return await look(*arguments)
 
     monkeypatch.setattr(stream, "CLOCK_EVERY", 3600.0)
-    monkeypatch.setattr(stream, "take_snapshot", counted)
-    pages = gateway.pages
+    monkeypatch.setattr(snapshot, "take_snapshot", counted)
+    pages = gateway.pages._stream("/", {}, "", False)
     async with asyncio.timeout(PATIENCE):
         watching = [pages.subscribe() for _ in range(50)]
         first = await asyncio.gather(*(anext(each) for each in watching))
@@ -79,13 +82,14 @@ async def _rest(stream: Any) -> list[str]:
 
 
 async def test_one_too_many_is_told_so(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_CLIENTS", 0)
+    monkeypatch.setattr(app, "MAX_STREAMS", 0)
     answer = await http.get("/events")
-    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert answer.status_code == 503
+    assert "clients watch here already" in answer.text
     assert answer.headers["retry-after"] == "10"
 
 
-async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres_url: str, gateway: Gateway) -> None:
+async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres_url: str) -> None:
     """It waits in the server for the leader's session, for as long as all is well."""
     with (
         holdfast.Client(postgres_url) as leader,
@@ -99,7 +103,7 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres
         in_line = threads.submit(user.lock("session of a user").acquire, timeout=PATIENCE)
         eventually(lambda: sum(not each.granted and bool(each.name) for each in standby.locks.list()) == 2, "both wait")
         async with holdfast.AsyncClient(postgres_url) as client:
-            seen = await snapshot.take_snapshot(dataclasses.replace(gateway, client=client), None)
+            seen = await snapshot.take_snapshot(PageSource(client), None)
         assert seen.trouble is None
         assert [each.label for each in seen.locks if not each.granted] == ["session of a user"]
         later = dataclasses.replace(seen, locks=[dataclasses.replace(each, duration=60.0) for each in seen.locks])

@@ -215,6 +215,17 @@ holdfast.close(app)
         "assert telemetry.readings()['leases_held'] >= 1",
         {"start_http_server(9464)": "start_http_server(0)"},
     ),
+    "howto/dashboard": (
+        "import holdfast",
+        """
+from starlette.testclient import TestClient
+with client.lease("nightly-import"):
+    with TestClient(app) as browser:
+        assert "nightly-import" in browser.get("/holdfast/leases").text
+        assert "acting as <b>jane" in browser.get("/holdfast/", headers={"x-authenticated-user": "jane"}).text
+""",
+        {},
+    ),
     "howto/schedules": (
         "",
         "assert {run.status for run in client.schedules.runs('bill')} == {'success'}",

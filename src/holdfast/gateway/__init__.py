@@ -14,5 +14,5 @@ sandboxes        records of the store, run by the driver, reconciled by the lead
 sessions         which session has which slot, and until when
 agents           hooks, serialised per agent, and the workers that look after agents
 operators        queries and governed commands
-pages            the dashboard
+pages            the dashboard, at the root of the address
 """

@@ -34,8 +34,8 @@ class _ClientDisconnected(Exception):
 
 
 class Admission:
-    """Sets ``request_id``, ``principal`` and ``is_forwarded`` in ``scope["state"]``; the last says whether the request
-    comes from another replica."""
+    """Sets ``request_id``, ``principal``, ``may_operate`` and ``is_forwarded`` in ``scope["state"]``; the last says
+    whether the request comes from another replica."""
 
     def __init__(self, app: Any, *, settings: Settings, metrics: RequestMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
@@ -54,7 +54,7 @@ class Admission:
         exchange = _Exchange(scope, send, rules.request_id(headers.get("x-request-id")))
         try:
             token = self._admit(scope, headers)
-            exchange.state["principal"] = token.name
+            exchange.state |= {"principal": token.name, "may_operate": token.scope == "operate"}
             if scope["type"] == "http" and ("content-length" in headers or "transfer-encoding" in headers):
                 receive = await _receive_body(headers, receive)
             await self._app(scope, receive, exchange.send)

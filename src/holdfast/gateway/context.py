@@ -20,8 +20,8 @@ from holdfast.gateway.seal import Seal
 from holdfast.gateway.settings import Settings
 
 if TYPE_CHECKING:
+    from holdfast.dashboard.app import Dashboard
     from holdfast.gateway.operators.commands import CommandRunner
-    from holdfast.gateway.pages.stream import PageStream
     from holdfast.gateway.sandboxes.backends import Backends
     from holdfast.gateway.sandboxes.supervisors import SupervisorConnection
 
@@ -74,7 +74,7 @@ class Gateway:
     ``reconciler.exclusive(id)``."""
     backends: Backends = field(init=False)
     commands: CommandRunner = field(init=False)
-    pages: PageStream = field(init=False)
+    pages: Dashboard = field(init=False)
 
 
 @dataclass(slots=True)

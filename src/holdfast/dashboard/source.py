@@ -1,0 +1,35 @@
+"""Where the pages read: a client, sync or async, and what a gateway adds to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
+from typing import Any
+
+import holdfast
+
+
+@dataclass(frozen=True, slots=True)
+class PageSource:
+    client: Any
+    """A ``holdfast.Client``, whose calls run in threads, or a ``holdfast.AsyncClient`` of the running loop."""
+    pools: Mapping[str, int] = field(default_factory=dict)
+    """The configured capacities, by pool."""
+    elector: Callable[[], str | None] = lambda: None
+    """The lease whose holder leads the replicas of a gateway."""
+
+    async def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The result of a method of ``client``."""
+        if iscoroutinefunction(method):
+            return await method(*arguments, **options)
+        return await asyncio.to_thread(method, *arguments, **options)
+
+    async def rows(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Sequence[Any]:
+        """As ``call``; empty when the server refuses it, because the role may not read these tables."""
+        try:
+            rows: Sequence[Any] = await self.call(method, *arguments, **options)
+        except holdfast.Refused:
+            return ()
+        return rows
