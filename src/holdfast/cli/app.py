@@ -40,6 +40,10 @@ GROUPS = {
         "policy": "holdfast.cli.policy:policy",
         "relay": "holdfast.cli.relay:relay",
     },
+    "Everything": {
+        "dashboard": "holdfast.cli.dashboard:dashboard",
+        "explain": "holdfast.cli.explain:explain",
+    },
     "Database": {
         "migrate": "holdfast.cli.migrate:migrate",
         "doctor": "holdfast.cli.doctor:doctor",
