@@ -140,7 +140,7 @@ def test_a_page_follows_its_lease_and_its_waiters(address: str, database: holdfa
     with database.lease("followed", holder="worker-1", ttl=600) as grant:
         expect(page.locator("#facts")).to_contain_text("worker-1")
         expect(page.locator("#facts")).to_contain_text(str(grant.fence))
-        expect(page.locator("#actions")).to_contain_text("holdfast do lease.release --reason '…' followed")
+        expect(page.locator("#actions")).to_contain_text("holdfast do lease.release followed --reason '…'")
     expect(page.locator("#holders tbody tr")).to_have_count(1)
     expect(page.locator("#holders")).to_contain_text("its holder released it")
     expect(page.locator("#actions")).to_be_hidden()

@@ -44,18 +44,19 @@ def command_line(name: str, parameters: Mapping[str, Any], reason: str) -> str:
     """The command as a shell takes it."""
     declared = governed.commands()[name].parameters
     words = ["holdfast", "do", name]
-    positional = []
+    positional: list[str] = []
+    options: list[str] = []
     for key, parameter in declared.items():
         value = parameters.get(key)
         if value in (None, ""):
             continue
         if parameter.optional or parameter.option:
-            words += [f"--{parameter.option or key}", str(value)]
+            options += [f"--{parameter.option or key}", str(value)]
         else:
             positional.append(str(value))
-    words += ["--reason", reason]
-    words += ["--"] if any(word.startswith("-") for word in positional) else []
-    return shlex.join([*words, *positional])
+    if any(word.startswith("-") for word in positional):
+        return shlex.join([*words, *options, "--reason", reason, "--", *positional])
+    return shlex.join([*words, *positional, *options, "--reason", reason])
 
 
 def fields(name: str, given: Mapping[str, str]) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from holdfast.dashboard.formatting import natural_order, one_line
 from holdfast.dashboard.problems import find_problems
 from holdfast.dashboard.snapshot import MAX_ENDED, MAX_OPERATIONS, MAX_RECORDS, Snapshot
 from holdfast.dashboard.stream import Panel
-from holdfast.dashboard.timeline import HOUR, build_timeline
+from holdfast.dashboard.timeline import HOUR, LOST, build_timeline
 
 MAX_ROWS = 12
 """Of a table; its own page lists the others."""
@@ -42,7 +42,7 @@ def _timeline(snapshot: Snapshot, window: float) -> Panel:
     """The leaders, and the leases that were lost or taken away."""
     leading = {lease.name for lease in snapshot.leases if lease.kind in LEADING}
     leading |= {snapshot.elector} if snapshot.elector else set()
-    lost = {grant.name for grant in snapshot.ended if grant.outcome in ("expired", "session_lost", "forced")}
+    lost = {grant.name for grant in snapshot.ended if grant.outcome in LOST}
     names = [*sorted(leading), *sorted(name for name in lost - leading if not name.startswith(("@slot:", "@gate:")))]
     is_cut = len(snapshot.ended) >= MAX_ENDED
     return build_timeline(names, snapshot.leases, snapshot.ended, snapshot.at, window, is_cut=is_cut)

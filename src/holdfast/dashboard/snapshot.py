@@ -79,25 +79,23 @@ async def _read(source: PageSource, base: Snapshot) -> Snapshot:
     violations = {
         key: before[key] if before.get(key, (0, 0))[0] == count else (count, at) for key, count in counts.items()
     }
-    return replace(
-        base,
-        at=at,
-        leases=leases,
-        ended=await rows(client.leases.history, limit=MAX_ENDED),
-        locks=[lock for lock in await rows(client.locks.list) if not is_standby(lock)],
-        relays=await rows(client.relays.list),
-        reviews=await rows(client.reviews.list, limit=100),
-        operations=await rows(client.operations.list, limit=MAX_OPERATIONS),
-        unfinished=[
-            *await rows(client.operations.list, status="partial", limit=100),
-            *await rows(client.operations.list, status="running", limit=100),
-        ],
-        schedules=await rows(client.schedules.list),
-        sandboxes=await rows(client.objects.list, "@sandbox", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
-        agents=await rows(client.objects.list, "@agent", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
-        sessions=await rows(client.objects.list, "@session", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
-        violations=violations,
-    )
+    reads = {
+        "ended": rows(client.leases.history, limit=MAX_ENDED),
+        "locks": rows(client.locks.list),
+        "relays": rows(client.relays.list),
+        "reviews": rows(client.reviews.list, limit=100),
+        "operations": rows(client.operations.list, limit=MAX_OPERATIONS),
+        "partial": rows(client.operations.list, status="partial", limit=100),
+        "running": rows(client.operations.list, status="running", limit=100),
+        "schedules": rows(client.schedules.list),
+        "sandboxes": rows(client.objects.list, "@sandbox", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
+        "agents": rows(client.objects.list, "@agent", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
+        "sessions": rows(client.objects.list, "@session", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
+    }
+    parts: dict[str, Any] = dict(zip(reads, await asyncio.gather(*reads.values()), strict=True))
+    parts["locks"] = [lock for lock in parts["locks"] if not is_standby(lock)]
+    parts["unfinished"] = [*parts.pop("partial"), *parts.pop("running")]
+    return replace(base, at=at, leases=leases, violations=violations, **parts)
 
 
 def database_time(leases: Sequence[Any]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,16 +68,22 @@ def table(title: str, columns: Sequence[PageColumn], rows: Rows, *, empty: str =
 
 
 def listing(
-    title: str, columns: Sequence[PageColumn], rows: Rows, path: str, query: Mapping[str, str], *, empty: str,
-    is_cut: bool = False,
+    title: str, columns: Sequence[PageColumn], records: Sequence[Any], build: Callable[[Any], list[PageCell]],
+    path: str, query: Mapping[str, str], *, empty: str, is_cut: bool = False,
 ) -> Panel:  # fmt: skip
     """The rows that ``query`` asks for: ``q`` filters, ``sort`` orders by a column (``-name``: descending), ``page``
-    counts from 1. Unknown values are ignored. ``is_cut``: the database has more rows than were read."""
+    counts from 1. Unknown values are ignored. ``build`` makes a row of a record. ``is_cut``: the database has more
+    records than were read.
+    """
     words = query.get("q", "").lower().split()
-    chosen = [row for row in rows if all(any(word in cell.words for cell in row) for word in words)]
     sort = query.get("sort", "")
     titles = [column.title.lower() for column in columns]
-    if sort.removeprefix("-") in titles:
+    is_sorted = sort.removeprefix("-") in titles
+    is_built = bool(words or is_sorted)
+    chosen: list[Any] = [build(record) for record in records] if is_built else list(records)
+    if words:
+        chosen = [row for row in chosen if all(any(word in cell.words for cell in row) for word in words)]
+    if is_sorted:
         index = titles.index(sort.removeprefix("-"))
         chosen.sort(key=lambda row: row[index].key, reverse=sort.startswith("-"))
     last = max(1, -(-len(chosen) // PAGE_ROWS))
@@ -97,11 +103,13 @@ def listing(
         heads.append((column, link(path, **{**given, "sort": other}), order))
     start = (page - 1) * PAGE_ROWS
     shown = chosen[start : start + PAGE_ROWS]
-    total = f"{len(chosen)} of {len(rows)}" if words else str(len(rows))
+    if not is_built:  # most of 10,000 records are on other pages
+        shown = [build(record) for record in shown]
+    total = f"{len(chosen)} of {len(records)}" if words else str(len(records))
     cut = "; the database has more, of which the latest were read" if is_cut else ""
     return {
         "kind": "table", "title": title, "columns": heads, "rows": shown,
-        "empty": "No row contains these words." if words else empty, "note": f"{total} rows{cut}" if rows else "",
+        "empty": "No row contains these words." if words else empty, "note": f"{total} rows{cut}" if records else "",
         "pages": pages if last > 1 else (), "query": query.get("q", ""),
     }  # fmt: skip
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from holdfast.dashboard.actions import actions_panel
 from holdfast.dashboard.explanation import ENDINGS, NamedRecords, describe_run, explain
-from holdfast.dashboard.formatting import format_span, link, one_line
+from holdfast.dashboard.formatting import format_span, get_path, link, one_line, record_state
 from holdfast.dashboard.panels import LEADING, schedule_state
-from holdfast.dashboard.snapshot import database_time
+from holdfast.dashboard.snapshot import MAX_RECORDS, database_time
 from holdfast.dashboard.source import PageSource
 from holdfast.dashboard.stream import PageView, Panel
 from holdfast.dashboard.tables import PageCell, PageColumn, facts, table
@@ -38,7 +38,10 @@ async def lease_page(source: PageSource, query: Query) -> PageView:
     acts: list[tuple[str, dict[str, str]]] = []
     if lease is not None:
         acts += [("leader.resign", {"name": name})] if lease.kind in LEADING else []
-        acts += [("lease.release", {"name": name})]
+        is_gate = lease.kind == "gate"
+        acts += [
+            ("gate.close", {"name": name.removeprefix("@gate:")}) if is_gate else ("lease.release", {"name": name})
+        ]
     timeline = build_timeline([name], live, ended, at, window, is_cut=len(ended) >= MAX_GRANTS)
     panels = {
         "facts": facts("Now", _lease_facts(lease)),
@@ -53,16 +56,13 @@ async def lease_page(source: PageSource, query: Query) -> PageView:
 def _lease_facts(lease: Any) -> list[tuple[str, PageCell]]:
     if lease is None:
         return [("State", PageCell(state="free")), ("Holder", PageCell("no process holds it"))]
-    place = " ".join(one_line(value) for value in (lease.host, lease.pid) if value is not None)
-    ttl = lease.info.get("ttl")
-    bar = {"until": lease.expires_at.timestamp(), "ttl": float(ttl) if isinstance(ttl, int | float) else None}
     return [
         ("State", PageCell(state="held")),
         ("Holder", PageCell(lease.holder)),
-        ("Process", PageCell(place)),
+        ("Process", PageCell(process_of(lease))),
         ("Kind", PageCell(lease.kind)),
         ("Since", PageCell(time=lease.acquired_at.timestamp(), when=("for", lease.acquired_at.timestamp()))),
-        ("Time left", PageCell(bar=bar)),
+        ("Time left", lease_bar(lease)),
         ("Fence", PageCell(number=lease.fence)),
         ("Waiting", PageCell(number=lease.waiting, note="processes" if lease.waiting else "")),
         *((key.capitalize(), PageCell(one_line(value))) for key, value in sorted(lease.info.items()) if key != "ttl"),
@@ -93,10 +93,9 @@ def _holders(lease: Any, ended: Sequence[Any]) -> list[list[PageCell]]:
             if grant is lease
             else PageCell(format_span(grant.ended_at.timestamp() - began))
         )
-        place = " ".join(one_line(value) for value in (grant.host, grant.pid) if value is not None)
         rows.append(
             [
-                PageCell(grant.holder, is_name=True, note=place),
+                PageCell(grant.holder, is_name=True, note=process_of(grant)),
                 PageCell(state=outcome, note=by),
                 PageCell(number=grant.fence),
                 PageCell(time=began),
@@ -178,7 +177,7 @@ async def operation_page(source: PageSource, query: Query) -> PageView:
         "why": {"kind": "sentences", "title": "Why", "sentences": _stable(sentences)},
         "facts": facts("Record", _operation_facts(record)),
         "actions": actions_panel(acts),
-        "attempts": table("Attempts", _ATTEMPT_COLUMNS, _attempts(entries)),
+        "attempts": table("Attempts", _ATTEMPT_COLUMNS, _attempts(entries, record)),
         "entries": table("Entries of the log", _ENTRY_COLUMNS, _entries(entries)),
         "audit": _audit_table(audit, *(("operation " + each) for each in {key, record.key, record.label} if each))
         if record
@@ -236,7 +235,7 @@ _ENTRY_COLUMNS = (
 )
 
 
-def _attempts(entries: Sequence[Any]) -> list[list[PageCell]]:
+def _attempts(entries: Sequence[Any], record: Any) -> list[list[PageCell]]:
     """The latest first."""
     by_attempt: dict[int, list[Any]] = {}
     for entry in entries:
@@ -247,7 +246,7 @@ def _attempts(entries: Sequence[Any]) -> list[list[PageCell]]:
         error = ends and ends[-1].fields.get("error")
         message = error.get("message") if isinstance(error, Mapping) else None
         took = format_span((group[-1].at - group[0].at) / 1e6) if ends else ""
-        outcome = ends[-1].kind if ends else "open"
+        outcome = ends[-1].kind if ends else record.status
         rows.append(
             [
                 PageCell(number=attempt),
@@ -341,15 +340,13 @@ async def pool_page(source: PageSource, query: Query) -> PageView:
     capacity = source.pools.get(name)
     rows = []
     for slot, lease in sorted(slots.items()):
-        ttl = lease.info.get("ttl")
-        bar = {"until": lease.expires_at.timestamp(), "ttl": float(ttl) if isinstance(ttl, int | float) else None}
         rows.append(
             [
                 PageCell(number=slot, href=link("/lease", name=lease.name)),
                 PageCell(lease.holder, is_name=True),
                 PageCell(when=("for", lease.acquired_at.timestamp())),
                 PageCell(number=lease.fence),
-                PageCell(bar=bar),
+                lease_bar(lease),
                 PageCell("release", action=link("/act/slot.release", pool=name, slot=str(slot))),
             ]
         )
@@ -366,8 +363,35 @@ async def pool_page(source: PageSource, query: Query) -> PageView:
         ("Capacity", PageCell() if capacity is None else PageCell(number=capacity)),
         ("Waiting", PageCell(number=max((lease.waiting for lease in slots.values()), default=0))),
     ]
-    panels = {"facts": facts("Now", counts), "slots": table("Slots", columns, rows, empty="No slot is held.")}
+    sessions = [
+        record
+        for record in await source.rows(client.objects.list, "session", limit=MAX_RECORDS)
+        if get_path(record.payload, "pool") == name
+    ]
+    panels = {
+        "facts": facts("Now", counts),
+        "slots": table("Slots", columns, rows, empty="No slot is held."),
+        "sessions": table("Sessions of the gateway", _SESSION_COLUMNS, [_session_row(record) for record in sessions]),
+    }
     return PageView("Slot pool", database_time(leases), panels, name)
+
+
+_SESSION_COLUMNS = (
+    PageColumn("Session"), PageColumn("State"), PageColumn("Slot", is_number=True), PageColumn("Changed", is_wide=True),
+    PageColumn("Action"),
+)  # fmt: skip
+
+
+def _session_row(record: Any) -> list[PageCell]:
+    slot, state = get_path(record.payload, "slot"), record_state(record.payload)
+    can_end = state == "ACTIVE"
+    return [
+        PageCell(str(record.id), is_name=True),
+        PageCell(state=state),
+        PageCell(number=slot) if isinstance(slot, int) else PageCell(),
+        PageCell(time=record.updated_at.timestamp()),
+        PageCell("cancel", action=link("/act/session.cancel", id=str(record.id))) if can_end else PageCell(),
+    ]
 
 
 def _slots(leases: Sequence[Any], pool: str) -> dict[int, Any]:
@@ -375,6 +399,19 @@ def _slots(leases: Sequence[Any], pool: str) -> dict[int, Any]:
     prefix = f"{_SLOT}{pool}:"
     numbers = {lease.name.removeprefix(prefix): lease for lease in leases if lease.name.startswith(prefix)}
     return {int(number): lease for number, lease in numbers.items() if number.isdecimal()}
+
+
+def lease_bar(lease: Any) -> PageCell:
+    """The time left of a live lease."""
+    ttl = lease.info.get("ttl")
+    return PageCell(
+        bar={"until": lease.expires_at.timestamp(), "ttl": float(ttl) if isinstance(ttl, int | float) else None}
+    )
+
+
+def process_of(grant: Any) -> str:
+    """Host and pid of a live lease or of a grant that has ended."""
+    return " ".join(one_line(value) for value in (grant.host, grant.pid) if value is not None)
 
 
 async def gather_evidence(source: PageSource, name: str) -> NamedRecords:
@@ -427,7 +464,7 @@ def audit_columns() -> tuple[PageColumn, ...]:
 def audit_row(entry: Any) -> list[PageCell]:
     outcome = entry.outcome or "under way"
     return [
-        PageCell(time=entry.at.timestamp(), note=f"entry {entry.id}"),
+        PageCell(time=entry.at.timestamp(), note=f"entry {entry.id}", href=link("/entry", id=str(entry.id))),
         PageCell(entry.actor, is_name=True),
         PageCell(entry.action),
         PageCell(entry.subject, is_name=True),

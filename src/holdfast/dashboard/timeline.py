@@ -12,6 +12,7 @@ WINDOWS = {"hour": HOUR, "day": DAY}
 WIDTH = 1000
 """Of a row, in units of its drawing."""
 MAX_TIMELINES = 12
+LOST = ("expired", "session_lost", "forced")
 _TICKS = 6
 _SHORTEST = 3.0
 """A bar is drawn at least this wide, or a short grant could not be seen."""
@@ -40,8 +41,12 @@ def build_timeline(
         bars = [_bar(grant, grant.ended_at.timestamp(), grant.outcome, start, end) for grant in reversed(by_name[name])]
         if name in held:
             bars.append(_bar(held[name], end, "held", start, end))
+        for index, bar in enumerate(bars):
+            bar["is_odd"] = index % 2 == 1
+        summary = _summary(bars) if bars else ""
+        bars.sort(key=lambda bar: bar["outcome"] in LOST)  # drawn last, a loss is not covered by the next grant
         if bars:
-            rows.append({"name": name, "bars": bars, "summary": _summary(bars)})
+            rows.append({"name": name, "bars": bars, "summary": summary})
     ticks = [{"x": WIDTH * index / _TICKS, "at": start + window * index / _TICKS} for index in range(_TICKS + 1)]
     return {
         "rows": rows[:MAX_TIMELINES],
@@ -66,7 +71,7 @@ def _bar(grant: Any, until: float, outcome: str, start: float, end: float) -> Pa
 
 def _summary(bars: Sequence[Panel]) -> str:
     """What a reader of the page hears instead of the drawing."""
-    lost = [bar["outcome"].replace("_", " ") for bar in bars if bar["outcome"] in ("expired", "session_lost", "forced")]
+    lost = [bar["outcome"].replace("_", " ") for bar in bars if bar["outcome"] in LOST]
     ends = f"; ended as {', '.join(dict.fromkeys(lost))}" if lost else ""
     holders = list(dict.fromkeys(bar["holder"] for bar in bars))
     return f"{len(bars)} {'grant' if len(bars) == 1 else 'grants'}, {len(holders)} holders, last {holders[-1]}{ends}"
