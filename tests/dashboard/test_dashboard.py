@@ -23,7 +23,7 @@ from tests.dashboard.mounted import served
 from tests.gateway.example_data import HOSTILE, filled_database
 
 pytestmark = MARKS
-LISTS = ("/leases", "/locks", "/operations", "/schedules", "/history", "/audit", "/reviews", "/objects?type=sandbox")
+LISTS = ("/leases", "/locks", "/operations", "/schedules", "/history", "/audit", "/reviews", "/objects?type=@sandbox")
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ async def objects_page(source: PageSource, query: Query) -> PageView:
     """The objects of a type: sandboxes and agents of a gateway, and a program's own."""
     kind = query.get("type", "")
     records = await source.call(source.client.objects.list, kind, limit=MAX_READ)
-    state = sandbox_phase if kind == "sandbox" else record_state
+    state = sandbox_phase if kind == "@sandbox" else record_state
 
     def build(record: Any) -> Row:
         return [
