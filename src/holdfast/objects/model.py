@@ -90,6 +90,8 @@ class ObjectRecord(NamedTuple):
 
 
 def decode_payload(row: Row) -> Any:
+    """The payload. JSON that Python cannot parse, as another program may have written it, is returned as its bytes: an
+    int of more than 4,300 digits, or hundreds of arrays inside each other. One such object must not break a listing."""
     if (body := row["body"]) is None:
         raw = row["raw"]
         return raw if isinstance(raw, bytes) else bytes.fromhex(raw[2:])  # PostgreSQL writes \x…
@@ -97,9 +99,9 @@ def decode_payload(row: Row) -> Any:
         value, end = _raw_decode(body)
         if end == len(body):
             return value
-    except ValueError:
-        pass
-    return json.loads(body)  # written by another program: surrounded by white space, or not JSON, which raises
+        return json.loads(body)  # written by another program: surrounded by white space
+    except (ValueError, RecursionError):
+        return body.encode()
 
 
 def encode_payload(payload: object) -> tuple[str | None, bytes | None]:

@@ -128,8 +128,8 @@ class Prior(NamedTuple):
 
     @property
     def error_fields(self) -> dict[str, Any]:
-        """The recorded error, see ``error_record``; empty when there is none."""
-        return json.loads(self.error) if self.error else {}
+        """The recorded error, see ``parse_error``; empty when there is none."""
+        return parse_error(self.error) if self.error else {}
 
     def belongs_to(self, key: Key) -> bool:
         """Whether the row is that of this operation, or of none. An operation with another dataset, say, may have the
@@ -287,6 +287,17 @@ def error_record(error: BaseException, *, remembered: bool = False, where: str |
     """An error as the row of its operation stores it, in JSON."""
     record = {"type": type(error).__name__, "message": error_text(error)[:1000]}
     return record | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+
+
+def parse_error(text: str) -> dict[str, Any]:
+    """A recorded error. One that another program has written in another form has the type "damaged"."""
+    try:
+        record = json.loads(text)
+        if {type(record.get(name, "")) for name in ("type", "message")} == {str}:
+            return dict(record)
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    return {"type": "damaged", "message": text[:200]}
 
 
 def error_text(error: BaseException) -> str:

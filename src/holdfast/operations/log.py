@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from holdfast.errors import CursorExpired
 from holdfast.keys import digest_of, digest_of_text, label_of
 from holdfast.operations import result_codec
-from holdfast.operations.decide import Prior, correction_error, format_error
+from holdfast.operations.decide import Prior, correction_error, format_error, parse_error
 
 Row = Mapping[str, Any]
 Kind = Literal[
@@ -36,6 +36,8 @@ Kind = Literal[
 KINDS: tuple[str, ...] = get_args(Kind)
 ENDS = ("success", "failure", "rollback", "reset")
 """The kinds that end an attempt."""
+_LATEST = 250_000_000_000_000_000
+"""In microseconds: a time that a datetime can have."""
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -67,7 +69,7 @@ class LogEntry:
         """``detail``, parsed; empty when it is not a JSON object."""
         try:
             fields = json.loads(self.detail)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return fields if isinstance(fields, dict) else {}
 
@@ -153,12 +155,12 @@ def parse_entries(operation: str, text: str) -> list[LogEntry]:
         previous, *rows, last = json.loads(text) or ("", "")
         for number, kind, attempt, fence, at, detail, payload_hash in rows:
             numbers, texts = (number, attempt, fence, at), (kind, detail, payload_hash or "", previous, last)
-            if {*map(type, numbers)} != {int} or {*map(type, texts)} != {str}:
+            if {*map(type, numbers)} != {int} or {*map(type, texts)} != {str} or not 0 <= at < _LATEST:
                 raise TypeError(f"entry {number!r:.20} of the log has a field of a wrong type: it was damaged")
             parts = (operation, number, kind, attempt, fence, at, detail, payload_hash, previous)
             previous = last if len(entries) == len(rows) - 1 else hash_entry(*parts)
             entries.append(LogEntry(*parts, previous))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"the log of operation {operation[:12]}… holds a text that is not a list of entries: {error}"
         ) from None
@@ -664,11 +666,8 @@ def verify_operation(logged: LoggedOperation) -> list[LogProblem]:
 
 def _facts_in_row(logged: LoggedOperation) -> dict[str, Any]:
     """What the row says about everything in ``_facts_in_entries``."""
-    try:
-        error = json.loads(logged.error) if logged.error else {}
-        text = format_error(error) if error else None
-    except (ValueError, AttributeError):
-        error, text = {}, logged.error
+    error = parse_error(logged.error) if logged.error else {}
+    text = format_error(error) if error else None
     flags = {"error": text, "remembered": bool(error.get("remembered")), "reset": bool(error.get("reset"))}
     own = {name: logged.row[name] for name in _ROW_FIELDS}
     return {name: getattr(logged, name) for name in _STATE_FIELDS} | own | flags

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
+from holdfast.operations.decide import parse_error
 from holdfast.operations.log import run_id
 from holdfast.timestamps import as_datetime
 
@@ -93,7 +93,7 @@ class OperationRecord:
     def _of(cls, row: Row) -> OperationRecord:
         status = "running" if row["alive"] else row["status"]
         times = {name: as_datetime(row[name]) for name in ("created_at", "updated_at", "expires_at")}
-        error = json.loads(row["error"]) if row["error"] else None
+        error = parse_error(row["error"]) if row["error"] else None
         fields = {name: row[name] for name in cls.__slots__ if name in row}
         return cls(
             **{**fields, **times, "status": status, "error": error, "effect_started": bool(row["effect_started"])}

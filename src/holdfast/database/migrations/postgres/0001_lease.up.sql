@@ -62,8 +62,9 @@ create table holdfast.beat (
     label          text not null,
     host           text,
     pid            int,
-    started        timestamptz not null default clock_timestamp(),
-    info           jsonb check (pg_column_size(info) <= 4096 and length(info::text) <= 4300)
+    started        timestamptz not null default clock_timestamp() check (started between '2000-01-01' and '9000-01-01'),
+    info           jsonb check (pg_column_size(info) <= 4096 and length(info::text) <= 4300 and jsonb_typeof(info) = 'object'),
+    check (octet_length(host) <= 1000)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 comment on column holdfast.beat.info is 'shown to everybody who lists leases; no number in it is too long for Python, which refuses more than 4300 digits';
 comment on column holdfast.beat.solo is 'serves one lease, and is deleted with it';

@@ -29,6 +29,12 @@ create table holdfast.idempotency_log (
     rollback       text,
     effect_started boolean not null,
     failures       int not null,
+    constraint key_has_1_to_200_characters_and_no_control_character check (length(idem_key) between 1 and 200 and idem_key !~ '[[:cntrl:]]'),
+    constraint fields_are_short check (octet_length(label) <= 16384 and octet_length(wal_pointer) <= 16384
+        and (error is null or octet_length(error) <= 16384) and (rollback is null or octet_length(rollback) <= 16384)
+        and (pipeline_id is null or octet_length(pipeline_id) <= 16384) and (task_id is null or octet_length(task_id) <= 16384)
+        and (result_hash is null or octet_length(result_hash) <= 16384)),
+    constraint expires_before_the_year_9000 check (expires_at between '2000-01-01' and '9000-01-01'),
     entries        text,
     horizon        xid8 not null default greatest(pg_current_xact_id(), (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1)::text::xid8),
     place          bigint not null default nextval('holdfast.place')
@@ -167,7 +173,9 @@ create table holdfast.review (
     outputs        text,
     four_eyes      boolean not null default false,
     taken          uuid,
-    pointer        text
+    pointer        text,
+    constraint fields_are_short check (octet_length(label) <= 16384 and octet_length(detail) <= 16384 and octet_length(outputs) <= 65536
+        and octet_length(concat(dataset_id, operation_type, asked_by, fingerprint)) <= 65536)
 );
 comment on column holdfast.review.asked_by is 'the actor of the operation that it was opened for';
 comment on column holdfast.review.attempt is 'the attempt that used the approval, if the stored policy asks for one';
