@@ -333,11 +333,20 @@ def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
             yield Deny(f"{name} is locked by another operation")
 
 
+_LOOK_ALIKE = str.maketrans(
+    "аеорсухіјѕһԁԛԝӏвкмнтαβεζηικμνορτυχı",
+    "aeopcyxijshdqwlbkmhtabezhikmvoptyxi",
+)
+"""Cyrillic and Greek letters, and the Latin ones that they look like, small or as capitals. The SQL function
+dataset_form has the same."""
+
+
 def dataset_form(name: str) -> str:
-    """A dataset's name as a policy compares it: case, width, invisible characters and surrounding spaces make no other
-    dataset."""
+    """A dataset's name as a policy compares it: case, width, invisible characters, surrounding spaces and Cyrillic and
+    Greek letters that look like Latin ones make no other dataset."""
     text = unicodedata.normalize("NFKC", name)
-    return "".join(each for each in text if unicodedata.category(each) != "Cf").strip().lower()
+    visible = "".join(each for each in text if unicodedata.category(each) != "Cf")
+    return visible.strip().lower().translate(_LOOK_ALIKE)
 
 
 def matches(name: str, pattern: str) -> bool:

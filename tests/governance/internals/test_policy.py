@@ -11,8 +11,9 @@ import pytest
 
 import holdfast
 from holdfast.governance import Allow, Dataset, Deny, PolicyContext, Review
-from holdfast.governance.policy import Demands, Moment, govern
+from holdfast.governance.policy import _LOOK_ALIKE, Demands, Moment, dataset_form, govern
 from holdfast.keys import OperationKey, PlainKey
+from tests.children import query
 
 Policy = holdfast.governance.Policy
 MASKED = holdfast.geo.mask_h3({"type": "Point", "coordinates": [16.37, 48.21]}, 5)
@@ -135,6 +136,9 @@ SPELLINGS = [
     "\uff42urials",
     "BURIALS",
     "b\u2060urials",
+    "bur\u0456als",
+    "\u0412URI\u0410LS",
+    "\u0392uri\u03b1ls",
 ]
 
 
@@ -143,6 +147,19 @@ def test_a_dataset_is_declared_however_its_name_is_spelled(name: str) -> None:
     policy = Policy({"burials*": {"sensitive": True}})
     assert policy.demands(name) == Demands(sensitive=True)
     assert policy.demands("b*") is None
+
+
+def test_case_makes_no_other_dataset_in_any_of_the_alphabets() -> None:
+    for name in ("вода", "νερό", "parcels", "β-cells"):
+        assert dataset_form(name) == dataset_form(name.upper())
+        assert Policy({name: {"sensitive": True}}).demands(name) == Demands(sensitive=True)
+    assert dataset_form("roads") == "roads"
+
+
+def test_the_stored_policy_compares_names_in_the_same_way(postgres_url: str) -> None:
+    names = [*SPELLINGS, *map(chr, _LOOK_ALIKE), *(chr(each).upper() for each in _LOOK_ALIKE), "вода", "νερό"]
+    for name in names:
+        assert query(postgres_url, "select holdfast.dataset_form(%s)", name) == [(dataset_form(name),)], name
 
 
 def test_what_nothing_was_declared_of_is_not_asked_about() -> None:

@@ -894,13 +894,17 @@ begin
     return coalesce(name like translate(regexp_replace(pattern, E'([\\\\%_])', E'\\\\\\1', 'g'), '*?', '%_'), pattern = '*');
 end $$;
 
--- A dataset's name as the policy compares it: case, width, invisible characters and surrounding spaces make no other dataset.
+-- A dataset's name as the policy compares it: case, width, invisible characters, surrounding spaces and Cyrillic and Greek letters that
+-- look like Latin ones make no other dataset. The letters are in hex, for servers and clients that do not use
+-- UTF-8, and capitals are among them, because lower() leaves them in a database with the locale C.
 create function holdfast.dataset_form(name text) returns text
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
     if getdatabaseencoding() = 'UTF8' then
         name := normalize(name, NFKC);
         name := regexp_replace(name, '[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff]', '', 'g');
+        name := translate(name, convert_from(decode('d0b0d0b5d0bed180d181d183d185d196d198d195d2bbd481d49bd49dd38fd0b2d0bad0bcd0bdd182ceb1ceb2ceb5ceb6ceb7ceb9cebacebccebdcebfcf81cf84cf85cf87c4b1d090d095d09ed0a0d0a1d0a3d0a5d086d088d085d2bad480d49ad49cd380d092d09ad09cd09dd0a2ce91ce92ce95ce96ce97ce99ce9ace9cce9dce9fcea1cea4cea5cea7', 'hex'), 'UTF8'),
+                          'aeopcyxijshdqwlbkmhtabezhikmvoptyxiaeopcyxijshdqwlbkmhtabezhikmvoptyx');
     end if;
     return lower(btrim(name));
 end $$;
