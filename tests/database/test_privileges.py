@@ -84,6 +84,7 @@ INSIDE = {
     "policy_lets_correct": "'x', 'y'",
 }
 HARMLESS = {
+    "wake_payload": "'import'",
     "wake": "'import'", "waiters_name": "'import'", "check_name": "'name', 'x'", "check_kind": "'plain', 'x'",
     "check_type": "'@sandbox'", "check_payload": "'1', null", "check_labels": "'{}'", "sql_version": "",
     "own_name": "'@slot:', 'pool', 'x'", "protect_key": "'x'", "limit_transaction": "0",

@@ -408,8 +408,8 @@ class Background:
         self.listener.check_watched_sessions()
         try:
             if self._session is not None:
-                for name in self._session.notifications():
-                    self.listener.wake(name)
+                for payload in self._session.notifications():
+                    self.listener.notified(payload)
             due = self.listener.next_due()
             if self._key_requests or (due is not None and due <= now()):
                 self._update_session()

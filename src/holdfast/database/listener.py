@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import sha256
 from threading import RLock
 
 from holdfast.database.session_locks import UNSUPPORTED
@@ -37,6 +38,8 @@ class Listener:
     def __init__(self, database: Database, lock: RLock) -> None:
         self._database, self._lock = database, lock
         self._waiters: dict[str, list[Wake]] = {}
+        self._payloads = {OBJECTS: OBJECTS}
+        """The names by what the server notifies: hashes, because every role of the server may listen."""
         self._announced: set[str] = set()
         """Names that the server was told of, or that are beyond MAX_NAMES."""
         self._locked: set[str] = set()
@@ -52,6 +55,8 @@ class Listener:
     def add(self, name: str, wake: Wake) -> None:
         with self._lock:
             self._waiters.setdefault(name, []).append(wake)
+            if name != OBJECTS:
+                self._payloads[_payload(name)] = name
 
     def remove(self, name: str, wake: Wake) -> None:
         with self._lock:
@@ -63,6 +68,7 @@ class Listener:
             else:
                 self._waiters.pop(name, None)
                 self._holders.pop(name, None)
+                self._payloads.pop(_payload(name), None)
 
     def lease_waiters(self) -> int:
         return sum(len(waiters) for name, waiters in self._waiters.items() if name != OBJECTS)
@@ -84,6 +90,11 @@ class Listener:
         with self._lock:
             for wake in self._waiters.get(name, [])[: None if name == OBJECTS else 1]:
                 wake()
+
+    def notified(self, payload: str) -> None:
+        with self._lock:
+            if (name := self._payloads.get(payload)) is not None:
+                self.wake(name)
 
     def is_needed(self) -> bool:
         return bool(self._waiters)
@@ -199,3 +210,8 @@ class Listener:
         if session is not None:
             with suppress(Exception):
                 session.close()
+
+
+def _payload(name: str) -> str:
+    """What the SQL function wake_payload makes of it."""
+    return sha256(name.encode()).hexdigest()[:16]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -212,6 +213,36 @@ WATCHED = """
 select count(*) from pg_locks join pg_database d on d.oid = database and d.datname = current_database()
  where locktype = 'advisory' and classid = (hashtext('holdfast.free')::bigint & 4294967295)
 """
+
+
+def test_a_role_without_any_grant_hears_no_name(postgres_url: str) -> None:
+    """Every role may listen: of a lease, of the slots of a pool, and of what a wipe ends."""
+    name = f"listener_{uuid4().hex[:12]}"
+    query(postgres_url, f"create role {name} login")
+    with (
+        psycopg.connect(postgres_url.replace("//postgres@", f"//{name}@"), autocommit=True) as ear,
+        holdfast.Client(postgres_url) as holder, holdfast.Client(postgres_url) as waiter,
+        ThreadPoolExecutor(3) as pool,
+    ):  # fmt: skip
+        ear.execute('listen "holdfast.free"')
+        guard = holder._guard_lease("system:guard", ttl=600).acquire()
+        held = [
+            holder.lease("secret-project", ttl=600).acquire(),
+            holder.slots("secret-pool", 1, ttl=600).claim(owner="x"),
+        ]
+        wiped = holder.lease("secret-wiped", ttl=600).acquire()
+        waits: list[Future[Any]] = [
+            pool.submit(waiter.lease("secret-project", ttl=600, timeout=600).acquire),
+            pool.submit(waiter.slots("secret-pool", 1, ttl=600).claim, owner="y", timeout=600),
+            pool.submit(waiter.lease("secret-wiped", ttl=600, timeout=600).acquire),
+        ]
+        eventually(lambda: query(postgres_url, WATCHED) == [(3,)], "they wait")
+        for grant in held:
+            grant.release()
+        holder.leases.wipe(guard, prefix=wiped.name)
+        assert {wait.result(PATIENCE).fence > 0 for wait in waits} == {True}
+        payloads = [notify.payload for notify in ear.notifies(timeout=PATIENCE, stop_after=3)]
+        assert (len(payloads), "secret" in str(payloads)) == (3, False)
 
 
 def test_beyond_the_names_a_session_watches_waiters_ask_by_themselves(

@@ -31,6 +31,7 @@ drop type holdfast.lease_answer;
 drop function holdfast.lease_end(holdfast.lease, text, boolean, text, text);
 drop function holdfast.wake(text);
 drop function holdfast.waiters_name(text);
+drop function holdfast.wake_payload(text);
 drop function holdfast.check_kind(text, text);
 drop function holdfast.check_name(text, text);
 drop function holdfast.fence_ahead();

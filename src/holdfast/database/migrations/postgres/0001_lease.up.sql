@@ -321,6 +321,13 @@ begin
     return name;
 end $$;
 
+-- A hash of the name: every role that may connect to the database may listen.
+create function holdfast.wake_payload(awaited text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    return left(encode(sha256(convert_to(awaited, 'UTF8')), 'hex'), 16);
+end $$;
+
 -- Notify the waiters of a lease, if there are any. A waiter holds a shared lock on the name's key in its listening session.
 -- If we get the exclusive lock, there is no waiter, and none can start to wait before we commit. NOTIFY on every release
 -- would halve the total throughput.
@@ -330,7 +337,7 @@ declare
     awaited text := holdfast.waiters_name(name);
 begin
     if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(awaited)) then
-        perform pg_notify('holdfast.free', awaited);
+        perform pg_notify('holdfast.free', holdfast.wake_payload(awaited));
     end if;
 end $$;
 
@@ -987,7 +994,7 @@ end $$;
 revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(double precision), holdfast.beat_look(uuid), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
     holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
     holdfast.fence_raise(bigint, bigint), holdfast.fence_ahead(),
-    holdfast.check_name(text, text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake(text),
+    holdfast.check_name(text, text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake_payload(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_take(text, text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),

@@ -290,7 +290,7 @@ begin
     ), gone as (
         delete from holdfast.lease x using l where x.name = l.name
     )
-    select count(pg_notify('holdfast.free', case when l.name like '@slot:%' then regexp_replace(l.name, ':[0-9]+$', '') else l.name end))
+    select count(pg_notify('holdfast.free', holdfast.wake_payload(holdfast.waiters_name(l.name))))
       into ended from l;
     perform holdfast.audit_act('lease_wipe', guard, by_holder, 'wiped under guard ' || quote_literal(guard), by_fence,
                                jsonb_build_object('ended', ended, 'prefix', prefix));
