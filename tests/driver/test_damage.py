@@ -134,10 +134,12 @@ def test_nothing_in_the_place_of_a_file_stops_the_driver(kind: str, start: Calla
     for name in FILES:
         client.create(f"in-{name}", ["sh", "-c", "echo begun; exec sleep 1000"], grace=0.1)
         pids.append(reaches(client, f"in-{name}", "Started").details["pid"])
+        client.create(f"now-{name}", ["sleep", "1000"], grace=0.1)
+        pids.append(reaches(client, f"now-{name}", "Started").details["pid"])
         client.create(f"after-{name}", ["true"])
         reaches(client, f"after-{name}", "Exited")
     for name in FILES:
-        for box in (daemon.box(f"in-{name}"), daemon.box(f"after-{name}")):
+        for box in (daemon.box(f"{when}-{name}") for when in ("in", "now", "after")):
             path = box / name
             if path.exists():
                 path.rename(box / "away")
@@ -158,6 +160,8 @@ def test_nothing_in_the_place_of_a_file_stops_the_driver(kind: str, start: Calla
         peak = Path(f"/proc/{daemon.process.pid}/status").read_text().partition("VmHWM:")[2].split()[0]
         assert int(peak) < 300_000, "kB"
         assert state(client, "well") == "Started"
+        for name in FILES:
+            assert client.delete(f"now-{name}", wait=PATIENCE), name
         assert daemon.end(signal.SIGTERM) == 0
         daemon.start()
     for each in client.list():

@@ -147,9 +147,9 @@ class FolderReconciler:
         trouble = sandbox.facts.trouble
         sandbox.facts = store.read_facts(sandbox.folder, None if sandbox.facts.damage else sandbox.facts.spec)
         sandbox.facts.trouble = trouble if sandbox.facts.started is None else ""
-        if is_supervised:
+        if is_supervised or sandbox.child is not None:  # perhaps with another lock, which its program has moved
             self._enforce_end(sandbox)
-        elif sandbox.child is None:
+        else:
             self._handle_unsupervised(sandbox)
         if not sandbox.removed.is_set():
             self._publish_change(sandbox)

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from starlette.websockets import WebSocketDisconnect
+
 import holdfast
 from holdfast.gateway import admission_rules as rules
 from holdfast.gateway import logs, tokens
@@ -63,6 +65,9 @@ class Admission:
         except _ClientDisconnected:
             exchange.status = exchange.status or 499
         except Exception as error:
+            if scope["type"] == "websocket" and isinstance(error, OSError | WebSocketDisconnect):
+                exchange.status = exchange.status or 499  # its client has gone
+                return
             # After the answer has begun, Starlette raises a RuntimeError that says only this; the reason is its cause.
             cause = error.__cause__ if exchange.status else None
             await exchange.send_problem(_problem(cause if isinstance(cause, holdfast.HoldfastError) else error))
