@@ -79,6 +79,10 @@ torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
 	@exec $(BIN)/python -m proof.succession $(ARGS)
 
+.PHONY: attack
+attack: $(STAMP) ## Attack a gateway, a driver and a database as hostile clients do (ARGS="--minutes 30 --seed 7")
+	@exec $(BIN)/python -m proof.attack $(ARGS)
+
 .PHONY: owners
 owners: $(STAMP) ## Kill the owners of 400 operations, and reset a living one 200 times: no second attempt (ARGS="--times 20")
 	@exec $(BIN)/python -m proof.owners $(ARGS)
