@@ -648,7 +648,7 @@ def verify_operation(logged: LoggedOperation) -> list[LogProblem]:
         return [LogProblem("missing", logged.operation, last, "there are entries of an operation that has no row")]
     problems = verify_chain(logged.entries, pointer=logged.pointer, running=logged.alive)
     if any(each.broken for each in problems):
-        return problems
+        return [each._replace(operation=each.operation or logged.operation) for each in problems]
     state = logged.state()
     in_row, in_entries = _facts_in_row(logged), _facts_in_entries(logged, state)
     differing = [name for name in in_entries if not _is_same(in_row[name], in_entries[name])]

@@ -88,7 +88,7 @@ def test_so_it_is_of_a_failure(changed: dict[str, Any]) -> None:
 
 def test_an_operation_that_only_the_log_knows_or_whose_entries_are_no_entries_is_found() -> None:
     [alone] = [{**rows(DONE)[0], "entries": None, "number": None}]
-    assert [each.what for each in log.verify_operation(read([alone]))] == ["head"]
+    assert [(each.what, each.operation) for each in log.verify_operation(read([alone]))] == [("head", alone["key"])]
     damaged = {**rows(DONE)[0], "entries": "[[]]"}
     tally = log.LogVerifier()
     tally.add(read([damaged]))
