@@ -28,10 +28,11 @@ def here(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
     assert invoke("driver", "ls", cwd=here).stderr == "there are no sandboxes\n"
-    script = "echo $COLOUR; echo two; exec sleep 1000"
-    create = ("driver", "create", "web", "--env", "COLOUR=red=1", "--open-files", "99", "--", "sh", "-c", script)
-    assert ask(*create, cwd=here) == "created web\n"
-    assert printed(*create, cwd=here) == "created web\n", "the same again"
+    script = "echo $COLOUR $SHADE; echo two; exec sleep 1000"
+    variables = ("--env", "COLOUR=red=1", "--env", "SHADE")
+    create = ("driver", "create", "web", *variables, "--open-files", "99", "--", "sh", "-c", script)
+    assert ask(*create, cwd=here, SHADE="dark") == "created web\n"
+    assert printed(*create, cwd=here, SHADE="dark") == "created web\n", "the same again"
     assert invoke("driver", "create", "web", "--", "true", cwd=here).returncode == 1
     printed("driver", "create", "gone", "--", "sh", "-c", "exit 3", cwd=here)
 
@@ -41,8 +42,8 @@ def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
     assert rows == {"web": ("Started", "-"), "gone": ("Exited", "3")}
     gone, web = valid("driver-ls", printed("driver", "ls", "--json", cwd=here))
     assert (gone["exit_code"], gone["ready"]) == (3, False)
-    assert (web["env"], web["limits"], web["ready"]) == (["COLOUR"], {"open_files": 99}, True)
-    assert printed("driver", "log", "web", cwd=here) == "red=1\ntwo\n"
+    assert (web["env"], web["limits"], web["ready"]) == (["COLOUR", "SHADE"], {"open_files": 99}, True)
+    assert printed("driver", "log", "web", cwd=here) == "red=1 dark\ntwo\n"
     assert printed("driver", "log", "web", "--tail", "1", cwd=here) == "two\n"
     assert printed("driver", "rm", "web", "gone", "never", HOLDFAST_DRIVER=where).splitlines() == [
         "removed web", "removed gone", "removed never"
@@ -55,7 +56,7 @@ def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
     [
         (("ls",), 1, "cannot be reached"),
         (("create", "a"), 2, "COMMAND"),
-        (("create", "a", "--env", "X", "--", "true"), 2, "NAME=VALUE"),
+        (("create", "a", "--env", "X", "--", "true"), 2, "is not set in the environment"),
         (("rm",), 2, "ID"),
         (("fly",), 2, "No such command"),
     ],

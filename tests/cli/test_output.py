@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -319,6 +320,30 @@ def test_url_goes_before_environment_before_file(tmp_path: Path) -> None:
     finally:
         for client in clients:
             client.close()
+
+
+def test_a_file_of_settings_that_others_may_have_written_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text(f'url = "sqlite:///{tmp_path}/x.db"\n')
+    file.chmod(0o666)
+    done = call("ls", cwd=tmp_path)
+    assert (done.returncode, "use chmod o-w" in done.stderr) == (2, True), done.stderr
+    file.chmod(0o644)
+    assert call("ls", cwd=tmp_path).returncode == 0
+    if os.geteuid() == 0:  # root alone may give files away
+        os.chown(file, 65534, 65534)
+        done = call("ls", cwd=tmp_path)
+        assert (done.returncode, "belongs to the user with id 65534" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_file_of_tokens_that_all_can_read_is_reported(tmp_path: Path) -> None:
+    for mode, is_reported in ((0o644, True), (0o640, False)):
+        (tmp_path / "tokens").write_text("short")
+        (tmp_path / "tokens").chmod(mode)
+        for command in (("serve", "--tokens-file"), ("driver", "--port", "0", "--token-file")):
+            done = call(*command, str(tmp_path / "tokens"), cwd=tmp_path, HOLDFAST_URL=f"sqlite:///{tmp_path}/x.db")
+            assert done.returncode == 2
+            assert ("every user of this machine can read the secrets" in done.stderr) is is_reported, done.stderr
 
 
 def test_an_empty_setting_is_a_mistake_and_none_falls_back_to_the_next(tmp_path: Path) -> None:

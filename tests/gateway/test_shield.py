@@ -140,6 +140,10 @@ async def test_every_error_is_a_problem_and_every_answer_has_the_headers(serving
         told(await http.get("/" + "x" * 3000), 414)
         told(await http.get("/own?" + "x" * 9000), 414)
         told(await http.get("/own", headers=[(f"x-{n}", "") for n in range(100)]), 431)
+        told(await http.get("/own", headers={"x": "y" * 33_000}), 431)
+        told(
+            await http.post("/echo", content=b"x", headers={"Transfer-Encoding": "chunked", "Content-Length": "1"}), 400
+        )
         answer = await http.get("/own", headers={"X-Request-Id": "mine-1", "Origin": "http://evil.example"})
         assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine-1")
         assert answer.headers["cache-control"] == "max-age=60"

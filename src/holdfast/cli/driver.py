@@ -13,6 +13,7 @@ import click
 
 import holdfast
 from holdfast.cli.app import Integer, Seconds, fail, json_option, listing_options
+from holdfast.cli.settings import warn_if_readable
 
 if TYPE_CHECKING:
     from holdfast.reconciler import Backend, ProcessDriver
@@ -69,6 +70,8 @@ def driver(context: click.Context, /, **options: Any) -> None:
     if options["port"] is not None and options["socket"] is not None:
         raise click.UsageError("use either --socket or --port")
     file = options.pop("token_file")
+    if file:
+        warn_if_readable(file.name)
     token = file.readline() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
     options["token"] = token if token is None else token.strip()
     options["folder"], options["socket"] = Path(options["folder"]), options["socket"] and Path(options["socket"])
@@ -128,7 +131,8 @@ def ls(context: click.Context, as_json: bool, wide: bool) -> None:
 @driver.command()
 @click.argument("id")
 @click.argument("argv", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Environment variable; may be repeated.")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]",
+              help="Environment variable; may be repeated. NAME alone: its value is that of our own.")  # fmt: skip
 @click.option("--cwd", metavar="PATH", help="Working folder. Default: a new folder, removed with the sandbox.")
 @click.option(
     "--grace", type=Seconds(0, 3600), metavar="S", help="Seconds between TERM and KILL when it is removed. Default: 10."
@@ -149,13 +153,13 @@ def create(
 
     \b
     Example:
-      holdfast driver create web --env PORT=8080 --open-files 256 -- ./serve
+      holdfast driver create web --env PORT=8080 --env API_KEY --open-files 256 -- ./serve
     """
     from holdfast.cli import output
 
-    if wrong := [variable for variable in env if "=" not in variable]:
-        raise click.UsageError(f"--env {wrong[0]}: must be NAME=VALUE")
-    variables = dict(variable.partition("=")[::2] for variable in env)
+    if unset := [variable for variable in env if "=" not in variable and variable not in os.environ]:
+        raise click.UsageError(f"--env {unset[0]}: is not set in the environment. Set it, or give NAME=VALUE")
+    variables = {name: value if equals else os.environ[name] for name, equals, value in (v.partition("=") for v in env)}
     given_limits = {name: value for name, value in limits.items() if value is not None}
     with _connect(context) as client:
         sandbox = client.create(id, argv, env=variables, cwd=cwd, grace=grace, limits=given_limits)

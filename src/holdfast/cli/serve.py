@@ -91,6 +91,8 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
         from holdfast.gateway.server import StartRefused, run
         from holdfast.gateway.settings import load
 
+        if tokens := flags.get("tokens_file") or os.environ.get("HOLDFAST_TOKENS_FILE"):
+            cli_settings.warn_if_readable(tokens)
         settings = replace(load(url, schema, flags, os.environ, cli_settings.gateway()), policy=cli_settings.policy())
     except ImportError as error:
         raise click.UsageError(

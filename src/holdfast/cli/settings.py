@@ -4,6 +4,7 @@ holdfast.toml: the policy of datasets, and the gateway."""
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +94,38 @@ def _warn(line: str) -> None:
         print(f"holdfast: {line}", file=sys.stderr)
 
 
+def warn_if_readable(path: str) -> None:
+    """For a file with secrets."""
+    try:
+        readable = os.stat(path).st_mode & 0o004
+    except OSError:
+        return  # it is read next, which says why it cannot be
+    if readable:
+        _warn(f"every user of this machine can read the secrets in {path}: use chmod o-r")
+
+
+def _check_owner(*statuses: os.stat_result) -> None:
+    """Raises ValueError for a file that another user may have written: it decides which database and code are used."""
+    for status in statuses:
+        if status.st_uid not in (0, os.geteuid()):
+            raise ValueError(
+                f"{CONFIG} in this folder belongs to the user with id {status.st_uid}, who would decide which database "
+                "is used: change its owner, or run the command in another folder"
+            )
+        if status.st_mode & 0o002 and not stat.S_ISLNK(status.st_mode):
+            raise ValueError(
+                f"every user of this machine can write to {CONFIG} in this folder, which decides which database is "
+                "used: use chmod o-w"
+            )
+
+
 def _read_config() -> dict[str, Any]:
-    """Raises ValueError if holdfast.toml cannot be read, or has unknown keys or wrong types."""
+    """Raises ValueError if holdfast.toml is another user's, cannot be read, or has unknown keys or wrong types."""
     import tomllib
 
     try:
         with open(CONFIG, "rb") as file:
+            _check_owner(os.lstat(CONFIG), os.fstat(file.fileno()))
             table = tomllib.load(file)
     except OSError as error:
         raise ValueError(f"{CONFIG} cannot be read: {error.strerror}") from None

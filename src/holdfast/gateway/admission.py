@@ -79,6 +79,10 @@ class Admission:
         method = scope.get("method", "WEBSOCKET")
         if len(scope["headers"]) > rules.MAX_HEADERS:
             raise Problem(431, f"more than {rules.MAX_HEADERS} headers")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > rules.HEAD_BYTES:
+            raise Problem(431, f"the headers have more than {rules.HEAD_BYTES} bytes")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both")
         if len(scope["path"]) > rules.MAX_PATH or len(scope["query_string"]) > rules.MAX_QUERY:
             raise Problem(414, f"a path has at most {rules.MAX_PATH} characters, a query {rules.MAX_QUERY}")
         if repeated := rules.repeated_header(scope["headers"]):

@@ -17,6 +17,8 @@ SUPERVISOR_PATH = re.compile(r"/sandboxes/[^/]+/supervisor")
 _HOOK_PATH = re.compile(r"/hook/[^/]+")
 BODY_BYTES = 1 << 20
 MAX_HEADERS = 100
+HEAD_BYTES = 32_768
+"""Of a request line and its headers, in all."""
 MAX_DEPTH = 100
 """Objects and arrays of a body inside each other."""
 MAX_PATH, MAX_QUERY = 2048, 8192

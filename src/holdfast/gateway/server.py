@@ -27,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 import holdfast
 from holdfast.driver.daemon_signals import stop_on_signals
 from holdfast.gateway import connections
+from holdfast.gateway.admission_rules import HEAD_BYTES
 from holdfast.gateway.app import create_app, replica_name
 from holdfast.gateway.connections import ConnectionLimits
 from holdfast.gateway.context import Gateway
@@ -37,8 +38,6 @@ from holdfast.problem_json import Problem
 
 INSTANCE_LEASE = "gateway:instance"
 EXIT_TAKEN = 75
-HEAD_BYTES = 32768
-"""Of a request line and its headers, in all."""
 
 OnReady = Callable[[Mapping[str, Any]], None]
 
