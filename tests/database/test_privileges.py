@@ -92,7 +92,7 @@ HARMLESS = {
     "check_savepoint": "'1'::xid", "clock_number": "", "random_space": "",
     "snapshot_time": "", "schedule_micros": "",
     "commit_check": "", "lock_end_session": "1, 1", "audit_check": "'jane', 'why'",
-    "check_entries": "'[]'", "says_reset": "'{}'", "operation_origin": "null",
+    "check_entries": "'[]'", "says_reset": "'{}'",
     "operation_is_of": "null, null, null, null, null, null, null",
     "operation_count": "null, 'x', 'failure', 1, 1, 1",
     "object_late": "", "lock_key": "'x'",

@@ -21,7 +21,7 @@ comment on column holdfast.audit.actor is 'the name that the operator gave';
 comment on column holdfast.audit.role is 'the database role of the session';
 comment on column holdfast.audit.fence is 'of the lease that was taken away, or under which the action was done';
 
-create index audit_open on holdfast.audit (subject) where outcome is null;
+create index audit_open on holdfast.audit (id) where outcome is null;
 
 create function holdfast.audit_check(actor text, reason text) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$

@@ -29,7 +29,7 @@ drop function holdfast.operation_begin(text, bigint, text);
 drop function holdfast.operation_look(text, text, text);
 drop function holdfast.operation_get(text);
 drop function holdfast.operation_is_of(holdfast.idempotency_log, text, text, text, text, text, text),
-    holdfast.operation_count(holdfast.idempotency_log, text, text, int, bigint, int), holdfast.operation_origin(holdfast.idempotency_log),
+    holdfast.operation_count(holdfast.idempotency_log, text, text, int, bigint, int),
     holdfast.says_reset(text);
 drop function holdfast.operation_alive(text, bigint);
 drop view holdfast.review_now;

@@ -206,15 +206,8 @@ begin
                       and not b.dead and b.expires_at > holdfast.snapshot_time());
 end $$;
 
--- What an operation belongs to, as a JSON array: pipeline, task, dataset, operation, checksum and params_hash of its first claim. Its policy
--- and its lock follow from these, so nobody uses its key with others.
-create function holdfast.operation_origin(g holdfast.idempotency_log) returns text
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-begin
-    return json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash);
-end $$;
-
--- True, or HF007: another operation is claimed, ended or replayed under the key of this one.
+-- True, or HF007: another operation is claimed, ended or replayed under the key of this one. An operation belongs to the pipeline, task,
+-- dataset, operation, checksum and params_hash of its first claim, the "origin" in answers: its policy and its lock follow from these.
 create function holdfast.operation_is_of(
     g holdfast.idempotency_log, pipeline text, task text, dataset text, operation text, checksum text, params_hash text) returns boolean
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
@@ -222,7 +215,7 @@ begin
     if (g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)
        is distinct from (pipeline, task, dataset, operation, checksum, params_hash) then
         raise exception 'key % belongs to another operation, %', g.idem_key, quote_literal(g.label)
-            using errcode = 'HF007', detail = holdfast.operation_origin(g),
+            using errcode = 'HF007', detail = json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)::text,
                   hint = 'A new operation needs a new key. A retry has the pipeline, task, dataset, operation, checksum and parameters of the first attempt.';
     end if;
     return true;
@@ -266,7 +259,8 @@ declare
     holder text;
 begin
     select g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer, g.rollback, g.effect_started,
-           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false), holdfast.operation_origin(g)
+           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false),
+           json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)::text
       into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired, origin
       from holdfast.idempotency_log g where g.idem_key = key;
     alive := false;
@@ -310,7 +304,8 @@ begin
                 'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
                 'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
                 'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-                'expired', coalesce(g.expires_at <= clock_timestamp(), false), 'origin', holdfast.operation_origin(g))
+                'expired', coalesce(g.expires_at <= clock_timestamp(), false),
+               'origin', json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)::text)
               from holdfast.idempotency_log g where g.idem_key = key),
            (select ',"policy":' || max(p.version) from holdfast.policy p)
       into state, known, policy;
@@ -380,6 +375,10 @@ begin
                fence = operation_put.fence, error = operation_put.error, expires_at = until, owner = operation_put.owner,
                rollback = operation_put.rollback, effect_started = operation_put.effect_started,
                failures = case when corrects then operation_put.failures
+                               -- hot: most writes end an operation; the functions below take the whole row, and would copy its result
+                               when (g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)
+                                    is not distinct from (pipeline, task, dataset, operation, checksum, operation_put.params_hash)
+                                    and operation_put.status = 'success' and operation_put.failures = 0 then 0
                                when holdfast.operation_is_of(g, pipeline, task, dataset, operation, checksum, params_hash)
                                then holdfast.operation_count(g, label, operation_put.status, operation_put.attempt, operation_put.fence, operation_put.failures) end
          where g.idem_key = key and g.wal_pointer = expected and (corrects or g.status <> 'success' or g.expires_at <= at)
@@ -499,7 +498,8 @@ begin
                'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
                'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
                'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-               'expired', coalesce(g.expires_at <= at, false), 'origin', holdfast.operation_origin(g))
+               'expired', coalesce(g.expires_at <= at, false),
+               'origin', json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)::text)
       into logged, owned, pointer, foreign_key, known from holdfast.idempotency_log g where g.idem_key = f[1];
     if found then
         if foreign_key then
@@ -665,7 +665,8 @@ begin
         return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
                g.wal_pointer, g.rollback, g.effect_started, g.failures,
                g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-               coalesce(g.expires_at <= clock_timestamp(), false), holdfast.operation_origin(g)
+               coalesce(g.expires_at <= clock_timestamp(), false),
+           json_build_array(g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash)::text
           from unnest(k, p) a (key, pointer) join holdfast.idempotency_log g on g.idem_key = a.key and g.wal_pointer <> a.pointer;
     end if;
 end $$;
@@ -1128,7 +1129,6 @@ revoke all on function holdfast.operation_acquire(text, text, double precision, 
     holdfast.operation_claim(text, text, text, double precision, uuid, uuid, double precision, boolean, bigint, jsonb),
     holdfast.operation_finish(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         text, text, text, text, text, text, text, text, boolean, boolean),
-    holdfast.operation_origin(holdfast.idempotency_log),
     holdfast.operation_is_of(holdfast.idempotency_log, text, text, text, text, text, text), holdfast.says_reset(text),
     holdfast.operation_count(holdfast.idempotency_log, text, text, int, bigint, int),
     holdfast.operation_look(text, text, text), holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
