@@ -32,16 +32,16 @@ def gate_open(
 ) -> Rows:
     """``gate_acquire`` for a time, by a lease that is not renewed. The audit has an entry for a gate that is opened,
     and for one that is held already."""
-    said = {"name": name, "actor": actor, "reason": reason, "detail": json.dumps({"for": seconds})}
+    entry = {"name": name, "actor": actor, "reason": reason, "detail": json.dumps({"for": seconds})}
     process = {**(process or {}), "info": {"for": seconds, "reason": reason[:500]}}
     lease: dict[str, Any] = {"name": f"{GATE}{name}", "holder": actor, "token": token, "process": process}
     if rows := refuse_take(run, "gate", **lease):
         if rows[0]["status"] == "held":
             why = f"it is held by {rows[0]['held_by'][:180]}"
-            run("gate.refused", action="gate_open", why=why, fence=None, **said)
+            run("gate.refused", action="gate_open", why=why, fence=None, **entry)
         return rows
     [granted] = lease_take(run, "gate", **lease, ttl=seconds, at_least=0.0, solo=True)
-    run("gate_open.audit", fence=granted["fence"], **said)
+    run("gate_open.audit", fence=granted["fence"], **entry)
     return [granted]
 
 
@@ -49,14 +49,14 @@ def gate_open(
 def gate_close(run: Run, name: str, actor: str, reason: str) -> Rows:
     """Answers closed, not_open or window: only the block that opened a window closes it. The audit has an entry for
     each."""
-    said, lease = {"name": name, "actor": actor, "reason": reason}, f"{GATE}{name}"
+    entry, lease = {"name": name, "actor": actor, "reason": reason}, f"{GATE}{name}"
     opened = next(iter(run("gate_close.opened", lease=lease)), None)
     if opened is None or opened["is_window"]:
         why = "it is not open" if opened is None else f"a window of {opened['holder'][:180]}"
         fence = None if opened is None else opened["fence"]
-        run("gate.refused", action="gate_close", why=why, fence=fence, detail=None, **said)
+        run("gate.refused", action="gate_close", why=why, fence=fence, detail=None, **entry)
         return [{"answer": "not_open" if opened is None else "window"}]
-    run("gate_close.audit", lease=lease, **said)
+    run("gate_close.audit", lease=lease, **entry)
     lease_take_away(run, lease, actor, reason)
     return [{"answer": "closed"}]
 

@@ -984,7 +984,7 @@ begin
         end if;
         if kind = 'claimed' then
             claim := detail;
-            -- The claim says who and why: nobody adds another one after it was checked.
+            -- The claim says who and why: a second one could name another actor than the one that began the attempt.
             if (select count(*) from (select w.entries from holdfast.wal w where w.idem_key = g.idem_key
                                       union all select l.entries from holdfast.wal_late l where l.idem_key = g.idem_key) w, json_array_elements(w.entries::json) e
                  where json_typeof(e) = 'array' and e ->> 1 = 'claimed' and (e ->> 2)::int = tried) > 1 then
