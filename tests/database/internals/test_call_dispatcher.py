@@ -64,6 +64,31 @@ def test_what_queued_while_one_was_sent_shares_a_transaction(connect: Connect, p
     assert query(postgres_url, transactions) == [(1,)]
 
 
+def test_leases_slots_and_operations_share_a_transaction(connect: Connect, postgres_url: str) -> None:
+    client = connect(postgres_url, sessions=1)
+    client.lease("anchor", ttl=600).acquire()
+    may_end = threading.Event()
+
+    async def wait() -> None:
+        await asyncio.to_thread(may_end.wait, PATIENCE)
+
+    effect = (lambda: may_end.wait(PATIENCE)) if isinstance(client, holdfast.Client) else wait
+    with ThreadPoolExecutor(3) as pool:
+        with occupied(client, postgres_url):
+            operation = pool.submit(client.operation("key", ttl=600).run, effect)
+            asked = [
+                pool.submit(client.lease("a", ttl=600).acquire),
+                pool.submit(client.slots("pool", capacity=2, ttl=600).claim, owner="o"),
+            ]
+            eventually(lambda: queued(client) == 3, "all others wait")
+        for asking in asked:
+            asking.result(PATIENCE).check()
+        transactions = "select count(*), count(distinct xmin::text) from holdfast.lease where name !~ 'anchor|first'"
+        eventually(lambda: query(postgres_url, transactions) == [(3, 1)], "all three are written, in one transaction")
+        may_end.set()
+        operation.result(PATIENCE)
+
+
 def test_behind_a_pooler_each_call_is_sent_alone(connect: Connect, postgres_url: str) -> None:
     """There the isolation level may be any, and a setting of one transaction may meet another server session."""
     client = connect(postgres_url, sessions=1)

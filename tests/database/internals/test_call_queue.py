@@ -53,6 +53,14 @@ def test_what_waits_is_sent_as_one_in_the_order_of_what_it_writes() -> None:
     assert taken(queue) == []
 
 
+def test_leases_slots_gates_and_operations_share_a_batch_and_objects_another() -> None:
+    queue = CallQueue()
+    calls = added(queue, *map(call, call_queue._WRITES))
+    objects = [each for each in calls if each.name.startswith("object_")]
+    assert {each.name for each in taken(queue)} == set(call_queue._WRITES) - {each.name for each in objects}
+    assert taken(queue) == objects
+
+
 def test_what_may_wait_for_a_row_is_sent_alone_in_its_turn() -> None:
     queue = CallQueue()
     first, renew, last = added(queue, call("lease_acquire"), call("lease_renew"), call("lease_release", "b"))
