@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 import holdfast
 from holdfast.dashboard.formatting import link
 from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser
-from tests.children import PATIENCE
+from tests.children import PATIENCE, Child
 from tests.conftest import fresh
 from tests.dashboard.mounted import served
 from tests.gateway.example_data import HOSTILE, filled_database
@@ -148,6 +148,32 @@ def test_a_page_follows_its_lease_and_its_waiters(address: str, database: holdfa
     tree = visit(link("/lock", name=f"report{HOSTILE}"))
     expect(tree.locator(".tree > ul > li > p")).to_contain_text("held")
     expect(tree.locator(".tree > ul > li > ul > li")).to_contain_text("waits")
+
+
+LEADER = """
+import sys, holdfast
+client = holdfast.Client(sys.argv[1])
+print("begins", flush=True)
+client.elector("sweep", ttl=600, retry_every=0.2, failover="session", holder=sys.argv[2]).run(
+    lambda term: (print("leads", flush=True), term.stopping.wait())
+)
+"""
+
+
+def test_a_killed_leader_and_its_successor_are_seen(url: str, visit: Any, database: holdfast.Client) -> None:
+    page = visit()
+    with Child(LEADER, url, "replica-a") as first, Child(LEADER, url, "replica-b") as second:
+        first.line()
+        second.line()
+        leaders = page.locator("#leaders li", has_text="sweep")
+        expect(leaders.locator(".holder")).to_contain_text(re.compile("replica-[ab]"))
+        name = leaders.locator(".holder").inner_text().partition(":")[0]
+        leader = first if name == "replica-a" else second
+        leader.process.kill()
+        other = "replica-b" if name == "replica-a" else "replica-a"
+        expect(leaders.locator(".holder")).to_contain_text(other)
+        expect(page.locator("#timeline .row", has_text="sweep").locator("rect.session_lost")).to_have_count(1)
+        expect(page.locator(".problems", has_text="lost in the last 15 minutes")).to_be_visible()
 
 
 def test_parts_without_rows_are_not_shown(browser: Browser) -> None:

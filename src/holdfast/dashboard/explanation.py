@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.dashboard.formatting import format_span, format_time, link, one_line
+from holdfast.dashboard.formatting import format_clock, format_span, link, one_line
 
 ENDINGS = {
     "released": "its holder released it",
@@ -74,7 +74,7 @@ def explain(evidence: NamedRecords) -> list[Explanation]:
 
 
 def _ago(evidence: NamedRecords, when: Any) -> str:
-    return f"{format_span(evidence.at - when.timestamp())} ago ({format_time(when.timestamp())})"
+    return f"{format_span(evidence.at - when.timestamp())} ago ({format_clock(when.timestamp())} UTC)"
 
 
 def _lease(evidence: NamedRecords) -> Iterator[str]:
@@ -177,12 +177,12 @@ def _schedule(evidence: NamedRecords) -> Iterator[str]:
     if record.paused:
         yield f"Paused, {record.paused}: every slot is skipped until schedule.resume."
     if record.running:
-        yield f"Running: slot {', '.join(format_time(slot.timestamp()) for slot in record.running)}."
+        yield f"Running: slot {', '.join(format_clock(slot.timestamp()) for slot in record.running)} UTC."
     if record.next_slot is not None:
         late = f", overdue for {format_span(record.overdue)}: no process runs it" if record.overdue else ""
-        yield f"The next slot is {format_time(record.next_slot.timestamp())}{late}."
+        yield f"The next slot is {format_clock(record.next_slot.timestamp())} UTC{late}."
     if record.last is not None:
-        yield f"The last slot, {format_time(record.last.slot.timestamp())}: {describe_run(record.last)}."
+        yield f"The last slot, {format_clock(record.last.slot.timestamp())} UTC: {describe_run(record.last)}."
 
 
 def describe_run(run: Any) -> str:

@@ -107,9 +107,10 @@ def listing(
         shown = [build(record) for record in shown]
     total = f"{len(chosen)} of {len(records)}" if words else str(len(records))
     cut = "; the database has more, of which the latest were read" if is_cut else ""
+    note = f"{total} {'row' if total == '1' else 'rows'}{cut}"
     return {
         "kind": "table", "title": title, "columns": heads, "rows": shown,
-        "empty": "No row contains these words." if words else empty, "note": f"{total} rows{cut}" if records else "",
+        "empty": "No row contains these words." if words else empty, "note": note if records else "",
         "pages": pages if last > 1 else (), "query": query.get("q", ""),
     }  # fmt: skip
 

@@ -16,12 +16,12 @@ from holdfast.dashboard.snapshot import MAX_RECORDS, database_time
 from holdfast.dashboard.source import PageSource
 from holdfast.dashboard.stream import PageView, Panel
 from holdfast.dashboard.tables import PageCell, PageColumn, facts, table
-from holdfast.dashboard.timeline import DAY, WINDOWS, build_timeline
+from holdfast.dashboard.timeline import DAY, HOUR, WINDOWS, build_timeline
 
 MAX_GRANTS = 500
 _SLOT = "@slot:"
 _DIGEST = 64
-_AGES = re.compile(r"[0-9][0-9 dhms]* ago \((\S+Z)\)")
+_AGES = re.compile(r"[0-9][0-9 dhms]* ago \(([0-9: -]+ UTC)\)")
 Query = Mapping[str, str]
 
 
@@ -34,7 +34,8 @@ async def lease_page(source: PageSource, query: Query) -> PageView:
     )
     at = database_time([lease] if lease else [])
     live = [lease] if lease else []
-    window = WINDOWS.get(query.get("window", ""), DAY)
+    oldest = min((grant.acquired_at.timestamp() for grant in [*live, *ended]), default=at)
+    window = WINDOWS.get(query.get("window", ""), HOUR if at - oldest < HOUR else DAY)
     acts: list[tuple[str, dict[str, str]]] = []
     if lease is not None:
         acts += [("leader.resign", {"name": name})] if lease.kind in LEADING else []
@@ -65,8 +66,16 @@ def _lease_facts(lease: Any) -> list[tuple[str, PageCell]]:
         ("Time left", lease_bar(lease)),
         ("Fence", PageCell(number=lease.fence)),
         ("Waiting", PageCell(number=lease.waiting, note="processes" if lease.waiting else "")),
-        *((key.capitalize(), PageCell(one_line(value))) for key, value in sorted(lease.info.items()) if key != "ttl"),
+        *(
+            ("Process began" if key == "started" else key.capitalize(), _info_cell(key, value))
+            for key, value in sorted(lease.info.items())
+            if key != "ttl"
+        ),
     ]
+
+
+def _info_cell(key: str, value: Any) -> PageCell:
+    return PageCell(time=value) if key == "started" and isinstance(value, int | float) else PageCell(one_line(value))
 
 
 _HOLDER_COLUMNS = (

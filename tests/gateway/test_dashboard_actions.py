@@ -1,0 +1,41 @@
+"""The gateway's dashboard acts in the name of a token that may operate, and is read-only for the others."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from holdfast.gateway.context import Gateway
+from holdfast.gateway.tokens import parse
+from tests.gateway.conftest import Serving
+
+OPERATE, READ = "a-secret-of-operators", "a-secret-of-readers"
+TOKENS = parse(f"jane operate {OPERATE}\nwatch read {READ}")
+
+
+async def test_a_token_that_may_operate_acts_and_is_in_the_audit(serving: Serving) -> None:
+    async with serving(tokens=TOKENS) as http:
+        gateway: Gateway = http.app.state.gateway  # type: ignore[attr-defined]
+        async with gateway.client.lease("stuck", ttl=600):
+            for secret, may_act in ((READ, False), (OPERATE, True)):
+                page = await http.get("/lease?name=stuck", auth=("any", secret))
+                assert ("data-act" in page.text, "acting as <b>jane" in page.text) == (may_act, may_act)
+            refused = await _release(http, READ)
+            assert refused.status_code == 403
+            foreign = await _release(http, OPERATE, "https://evil.example")
+            assert foreign.status_code == 403
+            assert await gateway.client.leases.get("stuck") is not None
+            done = await _release(http, OPERATE)
+            assert (done.status_code, done.headers["location"][:7]) == (303, "/entry?"), done.text
+            assert await gateway.client.leases.get("stuck") is None
+            [entry] = await gateway.client.audit.list(action="lease.release", limit=1)
+            assert (entry.actor, entry.reason, entry.outcome) == ("jane", "a test", "done")
+            assert "a test" in (await http.get(done.headers["location"], auth=("any", OPERATE))).text
+
+
+async def _release(http: httpx.AsyncClient, secret: str, origin: str = "http://localhost") -> httpx.Response:
+    path, auth = "/act/lease.release?name=stuck", ("any", secret)
+    plan = re.search(r'name="plan" value="([0-9a-f]+)"', (await http.get(path, auth=auth)).text)
+    form = {"plan": plan[1] if plan else "", "reason": "a test"}
+    return await http.post(path, data=form, auth=auth, headers={"origin": origin})
