@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
@@ -174,6 +175,25 @@ def test_a_killed_leader_and_its_successor_are_seen(url: str, visit: Any, databa
         expect(leaders.locator(".holder")).to_contain_text(other)
         expect(page.locator("#timeline .row", has_text="sweep").locator("rect.session_lost")).to_have_count(1)
         expect(page.locator(".problems", has_text="lost in the last 15 minutes")).to_be_visible()
+
+
+def test_times_are_utc_or_local_and_keys_reach_the_fields(visit: Any, database: holdfast.Client) -> None:
+    page = visit("/history", timezone_id="Asia/Tokyo")
+    shown = page.locator("time.at").first
+    at = datetime.fromtimestamp(float(shown.get_attribute("data-at") or 0), UTC)
+    expect(shown).to_have_text(f"{at:%Y-%m-%d %H:%M:%S}")
+    page.get_by_role("button", name="UTC").click()
+    local = f"{at + timedelta(hours=9):%Y-%m-%d %H:%M:%S}"
+    expect(shown).to_have_text(local)
+    expect(shown).to_have_attribute("title", f"{at:%Y-%m-%d %H:%M:%S} UTC, {local} local")
+    page.reload()
+    expect(page.locator("time.at").first).to_have_text(re.compile("[0-9]{4}-"))
+    expect(page.locator("#zone")).to_have_text("Local time")
+    page.keyboard.press("/")
+    expect(page.locator("#filter")).to_be_focused()
+    page.keyboard.type("nightly")
+    page.keyboard.press("Enter")
+    expect(page.locator("tbody tr")).to_have_count(3)
 
 
 def test_parts_without_rows_are_not_shown(browser: Browser) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard of an asyncio client, without a browser, and what ``holdfast.dashboard`` refuses."""
+"""The dashboard of an asyncio client, without a browser: what it refuses, and how its streams end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast.dashboard import app
 
 
 async def test_an_async_client_is_shown_and_has_no_operator(url: str) -> None:
@@ -21,3 +22,23 @@ async def test_an_async_client_is_shown_and_has_no_operator(url: str) -> None:
             assert "invoices" in answer.text
     with pytest.raises(TypeError, match=re.escape("client must be a holdfast.Client")):
         holdfast.dashboard("sqlite:///app.db")  # type: ignore[arg-type]
+
+
+async def test_a_stream_ends_where_the_server_cannot_say_that_it_stops(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that waits for its answers would not stop while a page is open."""
+    monkeypatch.setattr(app, "LIFETIME", 0.0)
+    with holdfast.Client(url) as client:
+        transport = httpx.ASGITransport(holdfast.dashboard(client))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.get("/events?at=/leases")
+            kinds = re.findall("^event: (.*)$", answer.text, re.MULTILINE)
+            assert (kinds[0], kinds[-1]) == ("state", "again")
+
+
+def test_the_package_and_the_function_have_one_name() -> None:
+    import holdfast.dashboard.formatting  # the import system sets holdfast.dashboard to the package
+
+    with holdfast.Client("sqlite:///unused.db") as client:
+        assert callable(holdfast.dashboard(client))

@@ -90,7 +90,7 @@ async def _serve(app: Any, listener: socket.socket, stopping: asyncio.Event, rep
 
     config = uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=10,
     )  # fmt: skip
     server = Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):

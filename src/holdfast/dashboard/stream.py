@@ -11,7 +11,7 @@ from typing import Any
 
 EVERY = 1.0
 """Seconds between two reads, while a client watches."""
-LOAD = 0.1
+LOAD = 0.25
 """The largest share of the time that reads for one page may take: a page that is slow to read is read less often."""
 CLOCK_EVERY = 10.0
 """Seconds without an update after which a client gets the current time."""
