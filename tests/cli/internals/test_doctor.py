@@ -25,9 +25,10 @@ from tests.poor_postgres import SESSION_LOCKS, stub_postgres, tenant
 
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
-    "bloat", "clock", "connection", "connection_check", "connections", "fences", "idle_timeouts", "keepalives",
-    "lineage", "lock_table", "operation_log", "pooler", "primary", "privileges", "provider", "replica_identity",
-    "schema", "session_locks", "snapshots", "statement_timeouts", "synchronous", "transactions", "version",
+    "bloat", "clock", "connection", "connection_check", "connections", "fences", "gateway_role", "idle_timeouts",
+    "keepalives", "lineage", "lock_table", "operation_log", "pooler", "primary", "privileges", "provider",
+    "replica_identity", "schema", "session_locks", "snapshots", "statement_timeouts", "synchronous", "transactions",
+    "version",
 }  # fmt: skip
 NO_SESSION = {"primary": "fail", "session_locks": "unseen", "keepalives": "unseen", "connection_check": "unseen"}
 """Where nothing can be written."""
