@@ -127,8 +127,8 @@ ANSWERED = {
 }
 
 
-def test_a_field_that_a_record_gains_is_not_answered_before_it_is_listed_here() -> None:
-    app = create_app(Settings("sqlite:///never-opened.db", driver="unix:/nowhere/driver.sock"))
+def test_a_field_that_a_record_gains_is_not_answered_before_it_is_listed_here(tmp_path: Path) -> None:
+    app = create_app(Settings(f"sqlite:///{tmp_path / 'app.db'}", driver="unix:/nowhere/driver.sock"))
     schemas = app.openapi()["components"]["schemas"]
     assert {name: " ".join(sorted(schemas[name]["properties"])) for name in ANSWERED} == ANSWERED
 
