@@ -346,3 +346,22 @@ def test_names_that_nothing_has_and_wrong_addresses_are_answered_with_a_page(add
             answer = http.get(path)
             assert (answer.status_code, text in answer.text) == (status, True), (path, answer.text)
             assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_command_whose_end_was_not_seen_is_not_called_refused(address: str, database: holdfast.Client) -> None:
+    """The leader is asked to stop, and its work does not end."""
+    with httpx.Client(base_url=address, cookies={"operator": "jane"}, timeout=PATIENCE) as http:
+        path, parameters = "/act/leader.resign", {"name": "gateway:leader"}
+        dialog = http.get(path, params=parameters)
+        assert 'name="wait" value="10"' in dialog.text
+        plan = re.search(r'name="plan" value="([0-9a-f]+)"', dialog.text)
+        assert plan is not None
+        form = {"plan": plan[1], "reason": "a test", "wait": "0"}
+        answer = http.post(path, params=parameters, data=form, headers={"sec-fetch-site": "same-origin"})
+        assert answer.status_code == 200
+        assert "its end was not seen" in answer.text
+        assert "Not run" not in answer.text
+        form["reason"] = ""
+        answer = http.post(path, params=parameters, data=form, headers={"sec-fetch-site": "same-origin"})
+        assert "Not run" in answer.text
+        assert "reason must" in answer.text

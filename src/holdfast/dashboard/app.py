@@ -255,7 +255,7 @@ class Dashboard:
         try:
             is_run, outcome = await self._run(work)
         except (holdfast.HoldfastError, ValueError) as error:
-            return await self._dialog(request, given, reason, str(error))
+            return await self._dialog(request, given, reason, str(error), is_certain=_is_certain(error))
         if not is_run:
             return await self._dialog(
                 request, given, reason, "What it would change is different now: read the plan again."
@@ -264,7 +264,10 @@ class Dashboard:
             f"{_base(request)}{formatting.link('/entry', id=str(outcome.entry))}", 303, headers=HEADERS
         )
 
-    async def _dialog(self, request: Request, given: Query, reason: str, error: str) -> Response:
+    async def _dialog(
+        self, request: Request, given: Query, reason: str, error: str, *, is_certain: bool = True
+    ) -> Response:
+        """``is_certain``: whether the command that ended with ``error`` has changed nothing."""
         actor, name = await self._actor(request), request.path_params["name"]
         if name not in actions.ACTIONS:
             return self._message(request, 404, "There is no such action", name[:100])
@@ -279,7 +282,8 @@ class Dashboard:
         return self._html(
             request, "dialog.html", actor=actor, view=PageView(name, time.time(), {}), command=command,
             summary=declared.summary, destructive=declared.destructive, changes=changes[: actions.MAX_CHANGES],
-            more=len(changes[actions.MAX_CHANGES :]), refusal=refusal, error=error, reason=reason,
+            more=len(changes[actions.MAX_CHANGES :]), refusal=refusal, error=error,
+            is_certain=is_certain, reason=reason,
             plan=actions.plan_digest(changes), fields=actions.fields(name, dict(request.query_params)), given=given,
         )  # fmt: skip
 
@@ -363,6 +367,13 @@ def _plan(client: holdfast.Client, *, name: str, values: Mapping[str, str], acto
     except (holdfast.HoldfastError, ValueError) as error:
         return [], str(error)
     return outcome.changes, ""
+
+
+def _is_certain(error: Exception) -> bool:
+    """Whether an error of a command says that nothing was changed."""
+    if isinstance(error, holdfast.EngineError):
+        return error.certain
+    return not isinstance(error, governed.CommandUnsettled | holdfast.OwnershipUnknown | holdfast.DriverError)
 
 
 def _base(request: Request) -> str:
