@@ -40,7 +40,7 @@ GROUPS = {
         "policy": "holdfast.cli.policy:policy",
         "relay": "holdfast.cli.relay:relay",
     },
-    "Everything": {
+    "Overview": {
         "dashboard": "holdfast.cli.dashboard:dashboard",
         "explain": "holdfast.cli.explain:explain",
     },
