@@ -312,7 +312,7 @@ def test_it_reads_well_in_a_pipe_and_on_a_narrow_terminal(postgres_url: str) -> 
     lines = invoke(*words).stdout.splitlines()
     assert len(lines) == len(CHECKS) + 2, "a line a finding, one for the remedy, and the summary"
     assert [line.split()[1] for line in lines if line.startswith("warn ")] == ["keepalives"]
-    assert lines[-1].endswith(": 22 ok, 1 warn")
+    assert lines[-1].endswith(": 23 ok, 1 warn")
     for columns in (40, 30, 20):
         narrow = invoke(*words, COLUMNS=str(columns)).stdout
         assert max(map(len, narrow.splitlines())) <= columns
