@@ -5,6 +5,8 @@ server           runs a replica as a process, from the first bind to the last si
 settings         flags, environment and holdfast.toml; reports all mistakes at once
 context          what every route works with: the client, the driver, the replica's name
 admission        ASGI middleware: hosts, origins, tokens, sizes, rates, request ids
+connections      how many connections and unread answers there are, and which one is closed
+record_page      a page of records, bounded in bytes
 problem          every error as a Problem of holdfast.problem_json
 health           /healthz, /readyz, /metrics
 leader_duties    what one replica does for all

@@ -21,7 +21,7 @@ HEAD_WITHIN = 10.0
 """Seconds until the head of a request is complete. It has the token, too: an idle connection is not authenticated."""
 
 
-MAX_UNSENT = 32 << 20
+MAX_UNSENT = 16 << 20
 """Bytes of answers that wait for clients which do not read, in all. Beyond it the client that has waited longest is cut
 off."""
 STALL_WITHIN = 20.0

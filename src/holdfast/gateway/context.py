@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.gateway.sandboxes.backends import Backends
     from holdfast.gateway.sandboxes.supervisors import SupervisorConnection
 
-MAX_LISTINGS = 4
+MAX_LISTINGS = 2
 """Pages of records that are read at a time."""
 MAX_TOKEN_CHECKS = 16
 """Tokens of supervisors that are checked at a time: others have room in the database meanwhile."""

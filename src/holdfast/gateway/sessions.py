@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field
 import holdfast
 from holdfast.commands.gateway import ACTIVE, ended
 from holdfast.gateway.context import CurrentGateway, Gateway
-from holdfast.gateway.listing import list_page
 from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import documented
+from holdfast.gateway.record_page import list_page
 from holdfast.problem_json import Problem
 
 TYPE = "@session"

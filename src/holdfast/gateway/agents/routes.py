@@ -14,9 +14,9 @@ from holdfast.gateway.agents.hooks import PRINTABLE
 from holdfast.gateway.agents.injection import inject
 from holdfast.gateway.agents.lifecycle import Agent, AgentCommand, Turn
 from holdfast.gateway.context import CurrentGateway, Gateway, Loop
-from holdfast.gateway.listing import list_page
 from holdfast.gateway.operators.models import LockAnswer
 from holdfast.gateway.problem import documented
+from holdfast.gateway.record_page import list_page
 from holdfast.problem_json import Problem
 
 router = APIRouter(tags=["agents"])

@@ -18,9 +18,9 @@ from fastapi.responses import StreamingResponse
 import holdfast
 from holdfast.commands.gateway import to_be_deleted
 from holdfast.gateway.context import CurrentGateway, Gateway
-from holdfast.gateway.listing import list_page
 from holdfast.gateway.logs import WARNING, log
 from holdfast.gateway.problem import documented
+from holdfast.gateway.record_page import list_page
 from holdfast.gateway.sandboxes import records
 from holdfast.gateway.sandboxes.models import Id, NewSandbox, SandboxAnswer, SandboxChange, SandboxPage
 from holdfast.gateway.sandboxes.records import TYPE
