@@ -62,8 +62,8 @@ T = TypeVar("T")
 
 OnEvent = Callable[[DriverEvent], object]
 SessionPresent = Callable[[str], bool]
-_PAGE = 1000
-"""Records that a sweep reads at a time."""
+_PAGE, _PAGE_BYTES = 1000, 4 << 20
+"""Records that a sweep reads at a time, and bytes of their payloads."""
 _MAX_ATTEMPTS = 5
 """How often a record is decided about anew when it is written by others at the same time."""
 _GAIN_POLL = 1.0
@@ -188,7 +188,7 @@ class Reconciler:
     def _compare(self, mandate: Mandate, backends: dict[str, Backend], horizon: int) -> None:
         with TaskPool(self._terms.concurrency) as pool:
             after: str | None = None
-            while page := self._objects.list(self._terms.type, after=after, limit=_PAGE):
+            while page := self._objects.list(self._terms.type, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
                 for record in ours:
                     if self._failures > self._max_failures:

@@ -60,8 +60,8 @@ T = TypeVar("T")
 
 OnEvent = Callable[[DriverEvent], object]
 SessionPresent = Callable[[str], bool | Awaitable[bool]]
-_PAGE = 1000
-"""Records that a sweep reads at a time."""
+_PAGE, _PAGE_BYTES = 1000, 4 << 20
+"""Records that a sweep reads at a time, and bytes of their payloads."""
 _MAX_ATTEMPTS = 5
 """How often a record is decided about anew when it is written by others at the same time."""
 _GAIN_POLL = 1.0
@@ -186,7 +186,7 @@ class AsyncReconciler:
     async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
         async with AsyncTaskPool(self._terms.concurrency) as pool:
             after: str | None = None
-            while page := await self._objects.list(self._terms.type, after=after, limit=_PAGE):
+            while page := await self._objects.list(self._terms.type, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
                 for record in ours:
                     if self._failures > self._max_failures:

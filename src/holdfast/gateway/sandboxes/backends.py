@@ -25,7 +25,7 @@ from holdfast.gateway.sandboxes.records import (
 )
 from holdfast.problem_json import Problem
 
-_PAGE = 1000
+_PAGE, _PAGE_BYTES = 1000, 4 << 20
 
 
 class Backends:
@@ -138,7 +138,7 @@ class Backends:
         the record is deleted."""
         backends = {backend.id: backend for backend in await self.list()}
         after: str | None = None
-        while page := await self._client.objects.list(TYPE, after=after, limit=_PAGE):
+        while page := await self._client.objects.list(TYPE, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES):
             for record in page:
                 backends.pop(record.id, None)
             after = page[-1].id
