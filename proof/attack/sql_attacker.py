@@ -14,8 +14,9 @@ from proof.attack.tally import Tally
 VICTIMS = ("payroll", "import")
 _TEXTS = (
     "", "a", "payroll", "holdfast:runtime", "@gate:x", "@slot:default:1", "gateway:reconciler", "gateway:replica:x",
-    "x" * 200,
-    "x" * 201, "x" * 100_000, "\x01", "\u202e", "'; drop table holdfast.lease; --", "{}", "[]", '{"a": 1', "null",
+    "@sandbox", "@agent", "@session",
+    "x" * 200, "x" * 201, "x" * 100_000,
+    "\x01", "\u202e", "'; drop table holdfast.lease; --", "{}", "[]", '{"a": 1', "null",
     "1e999",
     '{"info": [1]}', '{"host": "' + "h" * 5000 + '"}', "[" * 3000, "\\x00ff", "0" * 64, "success", "NaN",
     "../../etc/passwd", "%s%n",
