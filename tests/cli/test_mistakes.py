@@ -54,6 +54,8 @@ migrate up
 migrate status
 migrate down --to 0 --reason x --yes
 doctor
+dashboard --port 0
+explain job
 check
 do lease.release job --reason x
 audit

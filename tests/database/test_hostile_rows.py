@@ -18,11 +18,11 @@ NO_OBJECTS = ("no json", "[1]", "null", "3", '"x"', DIGITS, f'{{"x": {DIGITS}}}'
 ENTRY = '["",[1,"failure",1,1,1,"{}",null],"x"]'
 OPERATION: dict[str, Any] = {
     "key": "hostile", "pointer": "1:x", "entries": ENTRY, "error": None, "keep": None, "rollback": None,
-    "rhash": None, "label": "l", "pipeline": "p",
+    "rhash": None, "label": "l", "pipeline": "p", "status": "failure", "failures": 1,
 }  # fmt: skip
-WRITE = """select state from holdfast.operation_write(%(key)s, null, %(pointer)s, 1, %(entries)s, 'failure', 1, 7, 'f',
-    null, %(rhash)s, %(error)s, %(keep)s, false, 1, %(rollback)s, null, null, null, null, %(label)s, %(pipeline)s, 't',
-    'd', 'o', null, null)"""
+WRITE = """select state from holdfast.operation_write(%(key)s, null, %(pointer)s, 1, %(entries)s, %(status)s, 1, 7, 'f',
+    null, %(rhash)s, %(error)s, %(keep)s, false, %(failures)s, %(rollback)s, null, null, null, null, %(label)s,
+    %(pipeline)s, 't', 'd', 'o', null, null)"""
 ACQUIRE = "select status from holdfast.lease_acquire('hostile', 'h', 600, process => %(process)s)"
 REVIEW = "select holdfast.review_open('k', %(label)s, 'd', 'o', 'policy', %(detail)s, 'me', 'f', %(outputs)s)"
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -32,7 +32,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     )),
     *((WRITE, OPERATION | {name: LONG}) for name in ("error", "rollback", "rhash", "label", "pipeline", "pointer")),
     *((WRITE, OPERATION | {"key": key}) for key in ("", "k" * 201, "a\nb")),
-    *((WRITE, OPERATION | {"keep": seconds}) for seconds in (-1e11, 2.5e11)),
+    *((WRITE, OPERATION | {"status": "success", "failures": 0, "keep": seconds}) for seconds in (-1e11, 2.5e11)),
     *((REVIEW, {"label": "l", "detail": "w", "outputs": None, name: LONG}) for name in ("label", "detail", "outputs")),
 ]  # fmt: skip
 SHOWN = [

@@ -52,7 +52,7 @@ class IdempotencyMiddleware:
         replay_headers: Iterable[str] = (),
         max_body: int = 1 << 20,
         max_kept: int = MAX_STORED,
-        seal: options.Seal | None = None,
+        seal: options.AnswerSeal | None = None,
         linger: float = 30.0,
         ttl: float = 30.0,
     ) -> None:

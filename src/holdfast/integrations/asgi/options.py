@@ -15,7 +15,7 @@ OnPartial = Literal["refuse", "retry"] | Callable[[Scope, bytes], Decision | Awa
 Client = holdfast.AsyncClient | Callable[[Scope], holdfast.AsyncClient]
 
 
-class Seal(Protocol):
+class AnswerSeal(Protocol):
     """Encrypts answers before they are stored."""
 
     def close(self, data: bytes, where: str) -> bytes:
