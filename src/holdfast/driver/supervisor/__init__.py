@@ -2,7 +2,7 @@
 
 It outlives the driver. It runs as `python -I -S supervisor/start.py FOLDER RUN` on the standard library alone: there is
 one for each sandbox, so it has to be small. This package therefore imports itself by relative names, and nothing else
-of holdfast. The folder is all it shares with the driver; the program starts in another one, `../../work/ID`:
+of holdfast. The folder is all it shares with the driver; the program starts in `work/ID` beside `sandboxes`:
 
     spec.json     what to run; written by the driver before the folder gets its name
     lock          locked by the supervisor while it lives: the kernel releases it, so no reused pid can deceive
