@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 import httpx
+import pytest
 
+import holdfast
+from holdfast.dashboard import listings
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.tokens import parse
 from tests.gateway.conftest import Serving
@@ -32,6 +35,24 @@ async def test_a_token_that_may_operate_acts_and_is_in_the_audit(serving: Servin
             [entry] = await gateway.client.audit.list(action="lease.release", limit=1)
             assert (entry.actor, entry.reason, entry.outcome) == ("jane", "a test", "done")
             assert "a test" in (await http.get(done.headers["location"], auth=("any", OPERATE))).text
+
+
+async def test_the_page_of_a_pool_lists_its_sessions(serving: Serving) -> None:
+    async with serving(pools={"default": 2}) as http:
+        id = (await http.post("/sessions", json={"pool": "default"})).json()["id"]
+        assert f"/act/session.cancel?id={id}" in (await http.get("/pool?name=default")).text
+
+
+async def test_a_list_of_large_records_is_cut_and_says_so(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listings, "MAX_BYTES", 2500)
+    async with serving() as http:
+        gateway: Gateway = http.app.state.gateway  # type: ignore[attr-defined]
+        for kind, count in (("few", 2), ("many", 3)):
+            for number in range(count):
+                await gateway.client.objects.put_if(kind, f"r-{number}", b"x" * 1000, holdfast.MustCreate())
+            page = (await http.get(f"/objects?type={kind}")).text
+            shown = [f"r-{number}" in page for number in range(count)]
+            assert (shown, "the database has more" in page) == ([True, True, False][:count], kind == "many")
 
 
 async def _release(http: httpx.AsyncClient, secret: str, origin: str = "http://localhost") -> httpx.Response:

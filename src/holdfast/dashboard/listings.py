@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.dashboard.formatting import format_span, link, one_line, record_name, record_state, sandbox_phase
 from holdfast.dashboard.panels import schedule_state
-from holdfast.dashboard.snapshot import database_time, is_standby
+from holdfast.dashboard.snapshot import MAX_BYTES, database_time, is_standby
 from holdfast.dashboard.source import PageSource
 from holdfast.dashboard.stream import PageView
 from holdfast.dashboard.tables import PageCell, PageColumn, listing
@@ -126,7 +126,9 @@ async def audit_page(source: PageSource, query: Query) -> PageView:
 async def objects_page(source: PageSource, query: Query) -> PageView:
     """The objects of a type: sandboxes and agents of a gateway, and a program's own."""
     kind = query.get("type", "")
-    records = await source.call(source.client.objects.list, kind, limit=MAX_READ)
+    objects = source.client.objects
+    records = await source.call(objects.list, kind, limit=MAX_READ, max_bytes=MAX_BYTES)
+    is_cut = bool(records) and bool(await source.call(objects.list, kind, after=records[-1].id, limit=1))
     state = sandbox_phase if kind == "@sandbox" else record_state
 
     def build(record: Any) -> Row:
@@ -138,7 +140,7 @@ async def objects_page(source: PageSource, query: Query) -> PageView:
 
     empty = "There is no object of this type."
     columns = "Id, Name, State, Version#~, Changed"
-    return _view("Objects", columns, records, build, query, empty, is_cut=len(records) >= MAX_READ)
+    return _view("Objects", columns, records, build, query, empty, is_cut=is_cut)
 
 
 async def reviews_page(source: PageSource, query: Query) -> PageView:

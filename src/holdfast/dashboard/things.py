@@ -12,7 +12,7 @@ from holdfast.dashboard.actions import actions_panel
 from holdfast.dashboard.explanation import ENDINGS, NamedRecords, describe_run, explain
 from holdfast.dashboard.formatting import format_span, get_path, link, one_line, record_state
 from holdfast.dashboard.panels import LEADING, schedule_state
-from holdfast.dashboard.snapshot import MAX_RECORDS, database_time
+from holdfast.dashboard.snapshot import MAX_BYTES, MAX_RECORDS, database_time
 from holdfast.dashboard.source import PageSource
 from holdfast.dashboard.stream import PageView, Panel
 from holdfast.dashboard.tables import PageCell, PageColumn, facts, table
@@ -374,7 +374,7 @@ async def pool_page(source: PageSource, query: Query) -> PageView:
     ]
     sessions = [
         record
-        for record in await source.rows(client.objects.list, "session", limit=MAX_RECORDS)
+        for record in await source.rows(client.objects.list, "@session", limit=MAX_RECORDS, max_bytes=MAX_BYTES)
         if get_path(record.payload, "pool") == name
     ]
     panels = {
