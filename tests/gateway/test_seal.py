@@ -29,10 +29,10 @@ def keys(*given: str) -> tuple[str, ...]:
 
 def test_what_is_sealed_opens_with_its_key_and_in_its_place_alone() -> None:
     old, new, rotated = (Seal(keys(*given)) for given in ((OTHER,), (KEY,), (KEY, OTHER)))
-    for data in (b"", SECRET.encode(), bytes(range(256)) * 4096):
+    for data in (b"", SECRET.encode(), bytes(range(256)) * 4096, b"sealed:x", b"plain:x"):
         sealed = old.close(data, "here")
         assert len(sealed) <= len(data) * 4 / 3 + 1000
-        assert data == b"" or data not in sealed
+        assert data == b"" or data not in sealed.removeprefix(b"sealed:")
         assert old.open(sealed, "here") == rotated.open(sealed, "here") == data
         assert new.open(rotated.close(data, "here"), "here") == data
         for seal, where in ((new, "here"), (Seal(()), "here"), (old, "there")):
@@ -40,7 +40,8 @@ def test_what_is_sealed_opens_with_its_key_and_in_its_place_alone() -> None:
                 seal.open(sealed, where)
         with pytest.raises(Problem):
             old.open(sealed[:-1], "here")
-        assert Seal(()).open(Seal(()).close(data, "here"), "here") == new.open(data, "here") == data
+        unsealed = Seal(()).close(data, "here")
+        assert Seal(()).open(unsealed, "here") == new.open(unsealed, "here") == data
 
 
 def test_a_key_is_refused_by_what_is_wrong_with_it_and_not_repeated(tmp_path: Path) -> None:
@@ -79,6 +80,9 @@ def test_on_sqlite_the_first_start_makes_a_key_for_its_owner_alone(tmp_path: Pat
     path = tmp_path / "app.db.holdfast-key"
     assert path.stat().st_mode & 0o777 == 0o600
     assert open_seal(settings).open(sealed, "here") == b"x", "the next start has the same"
+    path.write_text(f"{KEY}\n{path.read_text()}")
+    rotated = open_seal(settings)
+    assert rotated.open(sealed, "here") == Seal(keys(KEY)).open(rotated.close(b"x", "here"), "here") == b"x"
     path.chmod(0o640)
     with pytest.raises(holdfast.HoldfastError, match=r"of mode 0600"):
         open_seal(settings)

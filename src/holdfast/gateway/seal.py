@@ -22,7 +22,7 @@ from holdfast.problem_json import Problem
 if TYPE_CHECKING:
     from holdfast.gateway.settings import Settings
 
-_MARK = b"sealed:"
+_MARK, _PLAIN = b"sealed:", b"plain:"
 _SUFFIX = ".holdfast-key"
 
 
@@ -35,13 +35,13 @@ class Seal:
     def close(self, data: bytes, where: str) -> bytes:
         """``where``: what the value belongs to, unique among all values."""
         if self._fernet is None:
-            return data
+            return _PLAIN + data if data.startswith((_MARK, _PLAIN)) else data
         return _MARK + self._fernet.encrypt(sha256(where.encode()).digest() + data)
 
     def open(self, stored: bytes, where: str) -> bytes:
         """What was closed; a value from before there was a key is returned as it is. Raises Problem 503."""
         if not stored.startswith(_MARK):
-            return stored
+            return stored.removeprefix(_PLAIN)
         try:
             if self._fernet is None:
                 raise InvalidToken
@@ -58,10 +58,10 @@ def open_seal(settings: Settings) -> Seal:
     if settings.keys or not settings.single:
         return Seal(settings.keys)
     with holdfast.Client(settings.url, schema=settings.schema) as client:
-        return Seal([_own_key(f"{client._database.target}{_SUFFIX}")])
+        return Seal(_own_keys(f"{client._database.target}{_SUFFIX}"))
 
 
-def _own_key(path: str) -> str:
+def _own_keys(path: str) -> tuple[str, ...]:
     """Raises HoldfastError for a file that other users can read or have made."""
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b") as file:
@@ -76,10 +76,9 @@ def _own_key(path: str) -> str:
                 file.write(text + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-        [key] = parse_keys(text.decode("ascii", "replace"))
+        return parse_keys(text.decode("ascii", "replace"))
     except (OSError, ValueError) as error:
         raise holdfast.HoldfastError(f"the key in {path} cannot be used: {error}") from None
-    return key
 
 
 def parse_keys(text: str) -> tuple[str, ...]:
