@@ -393,3 +393,19 @@ def test_on_sqlite_no_write_overtakes_one_whose_caller_has_left(sqlite_url: str)
     newer.result(PATIENCE)
     assert payload(callers.client) == 2
     callers.close()
+
+
+async def test_a_read_that_was_cancelled_holds_nothing_up(postgres_url: str) -> None:
+    """Else a listing that waits for a lock of the server would stop all calls of its kind."""
+    async with holdfast.AsyncClient(postgres_url) as client:
+        await client.migrate()
+        with psycopg.connect(postgres_url) as other:
+            other.execute("lock table holdfast.history in access exclusive mode")
+            listing = asyncio.create_task(client.leases.history())
+            async with asyncio.timeout(PATIENCE):
+                while not await asyncio.to_thread(waiters, other):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            listing.cancel()
+            await asyncio.wait([listing])
+            assert await client.leases.get("invoices") is None
+            assert waiters(other) == 1, "the listing still waits"

@@ -56,6 +56,13 @@ _READS: dict[str, tuple[str, ...]] = {
     "operation_get": ("operation", "key"),
 }
 """Statements that only read, with the noun and the parameters of the row, if it is one."""
+_LOOKS = frozenset({
+    "lease_held", "lease_history", "lock_list", "object_changes", "operation_entries", "operation_failed",
+    "operation_health", "operation_indexes", "operation_kin", "operation_match", "policy_list", "relay_list",
+    "relay_parked", "relay_read", "review_list", "schedule_look", "schedule_slots", "shard_list", "wal_chains",
+    "wal_find", "wal_latest", "wal_read",
+})  # fmt: skip
+"""Further ones, which may take long: each is sent alone. They wait for abandoned writes, and hold nothing up."""
 _WRITES = {
     **dict.fromkeys(
         [f"{kind}_acquire" for kind in ("lease", "guard", "elector", "gate", "operation", "relay")], ("lease", "name")
@@ -73,6 +80,10 @@ _WRITES = {
 """Statements that may share a transaction, with the noun and the parameters that a batch is sorted by. They are short,
 and each is correct as a transaction of its own. Every other statement is sent alone: it may wait for a row for seconds,
 as lease_renew does, or touch many rows."""
+_ROWS = {
+    **_READS, **_WRITES, "operation_claim": ("operation", "key"), "gate_open": ("lease",), "gate_close": ("lease",),
+}  # fmt: skip
+"""The rows that they read or write. Claims are sorted by their leases; a gate is a lease."""
 
 Rows = list[dict[str, Any]]
 Key = tuple[str, ...]
@@ -135,14 +146,13 @@ def key_of(name: str, parameters: Mapping[str, Any]) -> Key | None:
 
 def row_of(call: QueuedCall) -> Key | None:
     """The row that it writes or reads; the noun alone if that may be any row of it. None: it waits for no write."""
-    row = _READS.get(call.name) or _WRITES.get(call.name)
-    if row is not None:
+    if row := _ROWS.get(call.name):
         return row[0], *[str(call.parameters.get(parameter)) for parameter in row[1:]]
     return None if call.name in _READS or call.name == "session_end" else (call.name.partition("_")[0],)
 
 
 def written_row(call: QueuedCall) -> Key | None:
-    return None if call.name in _READS else row_of(call)
+    return None if call.name in _READS or call.name in _LOOKS else row_of(call)
 
 
 def _kind(key: Key) -> str:

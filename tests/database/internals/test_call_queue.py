@@ -8,7 +8,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.database import call_queue
 from holdfast.database.call_dispatcher import abandoned_rows
-from holdfast.database.call_queue import MAX_CALLS, MAX_ROLLBACKS, READS, Again, Answer, CallQueue, QueuedCall, row_of
+from holdfast.database.call_queue import (
+    MAX_CALLS,
+    MAX_ROLLBACKS,
+    READS,
+    Again,
+    Answer,
+    CallQueue,
+    QueuedCall,
+    row_of,
+    written_row,
+)
 from holdfast.database.statements import statements
 from holdfast.errors import Refused, Unanswered
 
@@ -38,6 +48,30 @@ def test_what_may_share_a_transaction_is_a_statement_with_the_parameter_that_sor
     for name, row in call_queue._READS.items():
         assert set(row[1:]) <= set(known[name].parameters), name
         assert known[name].reads_only, name
+
+
+def test_whatever_only_reads_holds_nothing_up() -> None:
+    """SQLite says of each statement whether it writes; those with a dot are parts of others."""
+    known = statements("sqlite")
+    reads = {name for name in statements("postgres") if name in known and known[name].reads_only}
+    ours = {name for name in reads if not name.startswith(("examine_", "beat_", "schema_", "hello", "session_"))}
+    assert "lease_history" in ours
+    assert {name for name in ours if written_row(call(name))} == set()
+
+
+def test_calls_of_a_gate_or_an_operation_wait_for_its_abandoned_write() -> None:
+    gate = {"name": "import"}
+    opening, claim = QueuedCall("gate_open", gate, 0.0), QueuedCall("operation_claim", {"name": "l", "key": "k"}, 0.0)
+    for abandoned, name, parameters, waits in (
+        (opening, "gate_close", gate, True), (opening, "lease_list", {"name": "@gate:import"}, True),
+        (opening, "object_get", {"type": "t", "id": "import"}, False),
+        (claim, "operation_claim", claim.parameters, True),
+        (claim, "operation_get", {"key": "k"}, True), (claim, "operation_get", {"key": "l"}, False),
+    ):  # fmt: skip
+        queue = CallQueue()
+        queue.abandoned = [row for row in (written_row(abandoned),) if row is not None]
+        added(queue, QueuedCall(name, parameters, 0.0))
+        assert (queue.oldest() is None) is waits, (abandoned, name)
 
 
 def test_what_waits_is_sent_as_one_in_the_order_of_what_it_writes() -> None:
