@@ -336,11 +336,11 @@ def test_a_file_of_settings_that_others_may_have_written_is_refused(tmp_path: Pa
         assert (done.returncode, "belongs to the user with id 65534" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_file_of_tokens_that_all_can_read_is_reported(tmp_path: Path) -> None:
+def test_a_file_of_secrets_that_all_can_read_is_reported(tmp_path: Path) -> None:
     for mode, is_reported in ((0o644, True), (0o640, False)):
         (tmp_path / "tokens").write_text("short")
         (tmp_path / "tokens").chmod(mode)
-        for command in (("serve", "--tokens-file"), ("driver", "--port", "0", "--token-file")):
+        for command in (("serve", "--tokens-file"), ("serve", "--key-file"), ("driver", "--port", "0", "--token-file")):
             done = call(*command, str(tmp_path / "tokens"), cwd=tmp_path, HOLDFAST_URL=f"sqlite:///{tmp_path}/x.db")
             assert done.returncode == 2
             assert ("every user of this machine can read the secrets" in done.stderr) is is_reported, done.stderr

@@ -91,9 +91,11 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
         from holdfast.gateway.server import StartRefused, run
         from holdfast.gateway.settings import load
 
-        if tokens := flags.get("tokens_file") or os.environ.get("HOLDFAST_TOKENS_FILE"):
-            cli_settings.warn_if_readable(tokens)
-        settings = replace(load(url, schema, flags, os.environ, cli_settings.gateway()), policy=cli_settings.policy())
+        table = cli_settings.gateway()
+        for name in ("tokens_file", "key_file"):
+            if path := flags.get(name) or os.environ.get(f"HOLDFAST_{name.upper()}") or table.get(name):
+                cli_settings.warn_if_readable(str(path))
+        settings = replace(load(url, schema, flags, os.environ, table), policy=cli_settings.policy())
     except ImportError as error:
         raise click.UsageError(
             f"serve needs the server extra: pip install 'holdfast[server]' ({error.name} is missing)"
