@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import holdfast
 from holdfast.gateway.seal import Seal, open_seal, parse_keys
 from holdfast.gateway.settings import Settings, SettingsError, load
 from holdfast.problem_json import Problem
-from tests.children import eventually, query
+from tests.children import PATIENCE, eventually, query
 from tests.gateway.local_replica import open_local_replica
 from tests.gateway.replicas import Replica
 
@@ -42,6 +44,26 @@ def test_what_is_sealed_opens_with_its_key_and_in_its_place_alone() -> None:
             old.open(sealed[:-1], "here")
         unsealed = Seal(()).close(data, "here")
         assert Seal(()).open(unsealed, "here") == new.open(unsealed, "here") == data
+
+
+def test_two_first_starts_make_one_key(tmp_path: Path) -> None:
+    """The second one waits until the first has written it."""
+    settings, ready = Settings(f"sqlite:///{tmp_path / 'app.db'}"), Seal(keys(KEY))
+    with holdfast.Client(settings.url), (tmp_path / "app.db.holdfast-key").open("w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(open_seal, settings)
+            eventually(lambda: second.done() or is_waited_for(file.fileno()), "the second one has begun")
+            file.write(KEY)
+            file.flush()
+            fcntl.flock(file, fcntl.LOCK_UN)
+            assert second.result(PATIENCE).open(ready.close(b"x", "here"), "here") == b"x"
+
+
+def is_waited_for(descriptor: int) -> bool:
+    inode = f":{os.fstat(descriptor).st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_a_key_is_refused_by_what_is_wrong_with_it_and_not_repeated(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import fcntl
 import os
 import stat
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ def _own_keys(path: str) -> tuple[str, ...]:
                     f"the key in {path} must be in a file that belongs to the user of the gateway, of mode 0600: make "
                     "it so if no other user has read it, else give another key with --key-file"
                 )
+            fcntl.flock(file, fcntl.LOCK_EX)  # two first starts make one key
             if not (text := file.read(1000)):
                 text = Fernet.generate_key()
                 file.write(text + b"\n")
