@@ -24,7 +24,9 @@ class Tmux:
 
     def __init__(self, folder: Path, *, columns: int = 120, lines: int = 40, **more: str) -> None:
         self._socket = str(folder / "tmux")
-        self._environment = environment(**{"LC_ALL": "C.UTF-8", "PS1": "shell$ ", "ENV": "", **more})
+        self._environment = environment(
+            **{"LC_ALL": "C.UTF-8", "SHELL": "/bin/sh", "PS1": "shell$ ", "ENV": "", **more}
+        )
         size = ("-x", str(columns), "-y", str(lines))
         self._call("-f", "/dev/null", "new-session", "-d", *size, "sh")
 
