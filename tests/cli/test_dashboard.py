@@ -76,6 +76,7 @@ def test_a_name_is_explained(url: str) -> None:
         with client.lease("nightly-import", holder="worker-1", ttl=600) as grant:
             text = ask("explain", "nightly-import", HOLDFAST_URL=url)
             assert "Held by worker-1 on " in text
+            assert ", acquired " in text
             assert f"with fence {grant.fence}" in text
         assert "its holder released it" in ask("explain", "nightly-import", HOLDFAST_URL=url)
         client.operation("load parcels").run(lambda: 7)

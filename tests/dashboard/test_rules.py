@@ -112,6 +112,11 @@ def run(**more: Any) -> Any:
     })  # fmt: skip
 
 
+def schedule(every: str, zone: str | None = None, slot: float = 1798761600) -> Any:
+    last = SimpleNamespace(slot=datetime.fromtimestamp(slot, UTC), status="success", attempt=1)
+    return SimpleNamespace(every=every, zone=zone, paused=None, running=(), next_slot=None, overdue=0.0, last=last)
+
+
 EXPLAINED: list[tuple[dict[str, Any], str]] = [
     ({"ended": [grant(-60, -30, "expired")]}, "its holder stopped renewing it"),
     ({"ended": [grant(-60, -30, "forced")]}, "an operator took it away (jane: gone)"),
@@ -121,6 +126,10 @@ EXPLAINED: list[tuple[dict[str, Any], str]] = [
     ({"operation": run(status="failure", failures=2)}, "It has failed 2 times"),
     ({"operation": run(status="undone")}, "executes the function again"),
     ({"capacity": 4}, "0 of 4 slots are held."),
+    ({"pool": [SimpleNamespace(waiting=0)]}, "1 slot is held."),
+    ({"schedule": schedule("86400 s")}, "It has a slot every 86400 s. The last slot, 2027-01-01 00:00:00 UTC: done"),
+    ({"schedule": schedule("0 3 * * *", "UTC")}, "It has a slot at each time of '0 3 * * *' in UTC."),
+    ({"schedule": schedule("once", slot=0)}, "It runs once ever. The last slot, once: done in attempt 1."),
 ]
 
 

@@ -80,8 +80,8 @@ def _ago(evidence: NamedRecords, when: Any) -> str:
 def _lease(evidence: NamedRecords) -> Iterator[str]:
     lease = evidence.lease
     if lease is not None:
-        place = f" on {lease.host}, pid {lease.pid}," if lease.host else ""
-        yield f"Held by {lease.holder}{place} since {_ago(evidence, lease.acquired_at)}, with fence {lease.fence}."
+        place = f" on {lease.host}, pid {lease.pid}" if lease.host else ""
+        yield f"Held by {lease.holder}{place}, acquired {_ago(evidence, lease.acquired_at)}, with fence {lease.fence}."
         left = format_span(lease.expires_at.timestamp() - evidence.at)
         yield f"Each heartbeat extends it. Without one it is free in {left}."
         if reason := lease.info.get("reason"):
@@ -173,16 +173,26 @@ def _schedule(evidence: NamedRecords) -> Iterator[str]:
     record = evidence.schedule
     if record is None:
         return
-    yield f"A slot {record.every}."
+    yield _timetable(record)
     if record.paused:
         yield f"Paused, {record.paused}: every slot is skipped until schedule.resume."
     if record.running:
-        yield f"Running: slot {', '.join(format_clock(slot.timestamp()) for slot in record.running)} UTC."
+        yield f"Running: slot {', '.join(_format_slot(slot) for slot in record.running)}."
     if record.next_slot is not None:
         late = f", overdue for {format_span(record.overdue)}: no process runs it" if record.overdue else ""
         yield f"The next slot is {format_clock(record.next_slot.timestamp())} UTC{late}."
     if record.last is not None:
-        yield f"The last slot, {format_clock(record.last.slot.timestamp())} UTC: {describe_run(record.last)}."
+        yield f"The last slot, {_format_slot(record.last.slot)}: {describe_run(record.last)}."
+
+
+def _timetable(record: Any) -> str:
+    if record.zone is not None:
+        return f"It has a slot at each time of '{record.every}' in {record.zone}."
+    return "It runs once ever." if record.every == "once" else f"It has a slot every {record.every}."
+
+
+def _format_slot(slot: Any) -> str:
+    return f"{format_clock(slot.timestamp())} UTC" if slot.timestamp() else "once"
 
 
 def describe_run(run: Any) -> str:
@@ -197,8 +207,8 @@ def describe_run(run: Any) -> str:
 
 def _pool(evidence: NamedRecords) -> Iterator[str]:
     if evidence.pool or evidence.capacity is not None:
-        of = "" if evidence.capacity is None else f" of {evidence.capacity}"
-        yield f"{len(evidence.pool)}{of} slots are held."
+        held, of = len(evidence.pool), "" if evidence.capacity is None else f" of {evidence.capacity}"
+        yield f"{held}{of} slot is held." if (held, of) == (1, "") else f"{held}{of} slots are held."
         waiting = max((lease.waiting for lease in evidence.pool), default=0)
         if waiting:
             yield f"{waiting} {'process waits' if waiting == 1 else 'processes wait'} for one."
