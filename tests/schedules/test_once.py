@@ -55,6 +55,8 @@ def test_a_failure_keeps_its_exit_code_and_is_tried_again_within_a_time(either: 
         again = call(*at(either, "once", name, "--retry-within", "2d", *options, *command))
         assert (again.returncode, again.stdout) == (0, "trying\n")
         assert call(*at(either, "once", name, "--retry-within", "2d", *options, *command)).stdout == ""
+    assert "Output of once:" in printed(*at(either, "schedules", "show", "deploy"))
+    assert "1970" not in printed(*at(either, "schedules")) + printed(*at(either, "schedules", "show", "deploy"))
 
 
 def test_a_command_dies_with_its_holdfast_and_the_next_caller_runs_it_again(either: str) -> None:

@@ -10,6 +10,7 @@ from holdfast.cli.app import fail, json_option, limit_option, listing_options, o
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from holdfast.cli.output import Column
     from holdfast.cli.watch_mode import View
@@ -68,7 +69,7 @@ def show_runs(context: click.Context, /, name: str, limit: int, as_json: bool) -
     output.print_table(*runs_table(runs))
     noted = next((run for run in runs if run.note), None)
     if noted is not None and noted.note:
-        click.echo(f"\nOutput of {output.format_time(noted.slot)}:")
+        click.echo(f"\nOutput of {_slot(noted.slot)}:")
         for line in noted.note.splitlines():
             click.echo(f"  {output.clean(line) if line else ''}")
 
@@ -115,7 +116,7 @@ def _rows(schedules: Schedules) -> list[tuple[object, ...]]:
         rows.append(
             (each["name"], each["every"], each["zone"], each["next"] and format_time(each["next"]),
              state(word or "waits", "unknown" if word in ("paused", "overdue") else ""),
-             last["slot"] and format_time(last["slot"]),
+             last["slot"] and _slot(last["slot"]),
              state(last["reason"] if last["status"] == "skipped" else last["status"], last["status"]),
              duration(last["lateness"]))
         )  # fmt: skip
@@ -134,15 +135,22 @@ def runs_table(runs: list[ScheduleRun]) -> tuple[list[Column], list[tuple[object
 
 
 def _run_row(run: ScheduleRun) -> tuple[object, ...]:
-    from holdfast.cli.output import duration, format_time, state
+    from holdfast.cli.output import duration, state
 
     took = None
     if run.started_at is not None and run.ended_at is not None:
         took = (run.ended_at - run.started_at).total_seconds()
     return (
-        format_time(run.slot), state(run.status if run.count == 1 else f"{run.status} {run.count}", run.status),
+        _slot(run.slot), state(run.status if run.count == 1 else f"{run.status} {run.count}", run.status),
         duration(run.lateness), duration(took), run.attempt or None, run.owner, run.reason,
     )  # fmt: skip
+
+
+def _slot(slot: datetime) -> str:
+    """What runs once ever has the slot 0, which is no time to show."""
+    from holdfast.cli.output import format_time
+
+    return format_time(slot) if slot.timestamp() else "once"
 
 
 def _identity(schedules: Schedules) -> object:

@@ -310,7 +310,7 @@ def _schedule_facts(record: Any) -> list[tuple[str, PageCell]]:
         ("Every", PageCell(record.every)),
         ("Zone", PageCell(record.zone or "")),
         ("Next slot", PageCell(time=record.next_slot.timestamp()) if record.next_slot else PageCell()),
-        *(("Running", PageCell(time=slot.timestamp())) for slot in record.running),
+        *(("Running", _slot_cell(slot)) for slot in record.running),
     ]
 
 
@@ -332,7 +332,7 @@ def _runs(runs: Sequence[Any]) -> list[list[PageCell]]:
         note = "" if run.status == "success" else describe_run(run)
         rows.append(
             [
-                PageCell(time=run.slot.timestamp()),
+                _slot_cell(run.slot),
                 PageCell(state=run.status, note=note),
                 PageCell(late),
                 PageCell(took),
@@ -340,6 +340,11 @@ def _runs(runs: Sequence[Any]) -> list[list[PageCell]]:
             ]
         )
     return rows
+
+
+def _slot_cell(slot: Any) -> PageCell:
+    """What runs once ever has the slot 0, which is no time to show."""
+    return PageCell(time=slot.timestamp()) if slot.timestamp() else PageCell("once")
 
 
 async def pool_page(source: PageSource, query: Query) -> PageView:
