@@ -37,6 +37,19 @@ async def test_a_stream_ends_where_the_server_cannot_say_that_it_stops(
             assert (kinds[0], kinds[-1]) == ("state", "again")
 
 
+async def test_a_page_has_no_hints_of_the_gateway_and_no_time_for_what_runs_once(url: str) -> None:
+    with holdfast.Client(url) as client, client.slots("gpu", 2).claim():
+        client.schedule("deploy", None).run_due(lambda slot: None)
+        transport = httpx.ASGITransport(holdfast.dashboard(client))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            overview = (await http.get("/")).text
+            assert "gpu" in overview
+            assert "POST /sessions" not in overview
+            schedule = (await http.get("/schedule?name=deploy")).text
+            assert "success" in schedule
+            assert "1970" not in schedule
+
+
 def test_the_package_and_the_function_have_one_name() -> None:
     import holdfast.dashboard.formatting  # the import system sets holdfast.dashboard to the package
 
