@@ -28,7 +28,7 @@ class Tmux:
             **{"LC_ALL": "C.UTF-8", "SHELL": "/bin/sh", "PS1": "shell$ ", "ENV": "", **more}
         )
         size = ("-x", str(columns), "-y", str(lines))
-        self._call("-f", "/dev/null", "new-session", "-d", *size, "sh")
+        self._call("-f", "/dev/null", "new-session", "-d", *size, "exec sh")
 
     def _call(self, *words: str) -> str:
         done = subprocess.run(
