@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_a_failure_keeps_its_exit_code_and_is_tried_again_within_a_time(either: 
         assert (again.returncode, again.stdout) == (0, "trying\n")
         assert call(*at(either, "once", name, "--retry-within", "2d", *options, *command)).stdout == ""
     assert "Output of once:" in printed(*at(either, "schedules", "show", "deploy"))
+    assert re.search("deploy .* done .* success", printed(*at(either, "schedules")))
     assert "1970" not in printed(*at(either, "schedules")) + printed(*at(either, "schedules", "show", "deploy"))
 
 

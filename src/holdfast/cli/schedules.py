@@ -113,6 +113,8 @@ def _rows(schedules: Schedules) -> list[tuple[object, ...]]:
         word = "paused" if each["paused"] else "running" if each["running"] else ""
         if not word and each["overdue"] > 60:
             word = "overdue"
+        if not word and last["status"] == "success" and not last["slot"].timestamp():
+            word = "done"  # once ever
         rows.append(
             (each["name"], each["every"], each["zone"], each["next"] and format_time(each["next"]),
              state(word or "waits", "unknown" if word in ("paused", "overdue") else ""),

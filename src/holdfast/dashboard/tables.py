@@ -106,7 +106,7 @@ def listing(
     if not is_built:  # most of 10,000 records are on other pages
         shown = [build(record) for record in shown]
     total = f"{len(chosen)} of {len(records)}" if words else str(len(records))
-    cut = "; the database has more, of which the latest were read" if is_cut else ""
+    cut = "; the database has more" if is_cut else ""
     note = f"{total} {'row' if total == '1' else 'rows'}{cut}"
     return {
         "kind": "table", "title": title, "columns": heads, "rows": shown,
