@@ -90,10 +90,19 @@ class Interrupt:
     def _before_instruction(self, frame: FrameType, place: int) -> None:
         if not self.raised and not self.spares(frame.f_code, place) and not _swallows(frame.f_code, place):
             self.left -= 1
-            if self.left < 0:
+            if self.left < 0 and not _is_in_finalizer(frame):
                 self.raised = True
                 self.where = stack(frame)
                 raise KeyboardInterrupt
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    """Whether the garbage collector has called it, wherever it came by: the interpreter ignores what is raised then."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _swallows(code: CodeType, place: int) -> bool:
