@@ -77,6 +77,7 @@ def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
     with holdfast.Client(either) as unlucky:
         with pytest.raises(holdfast.EngineError), unlucky.gate(GATE, actor="jane", reason="why"):
             pytest.fail("nothing runs")
+        eventually(lambda: not is_open(client), "it is closed again")
         with pytest.raises(holdfast.EngineError):
             unlucky.gates.open(GATE, seconds=600, actor="jane", reason="why")
     eventually(lambda: not is_open(client), "it is closed again")
