@@ -200,8 +200,8 @@ class Keeper:
                 beat = Beat(id, trust, session_key)
             if not beat.exists:
                 beat.created(trust, every, now() + first_beat(trust.ttl, every))
+                self._beats.append(beat)  # first: give_up may be called by a signal handler in between
                 self._requested = [other for other in self._requested if other is not beat]
-                self._beats.append(beat)
                 self._purge_at = max(self._purge_at, beat.due)  # together with the first heartbeat
             beat.is_shared = lease.on_beat is None
             if every < beat.every:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 import holdfast
-from holdfast.lease.keeper import Keeper
+from holdfast.lease.keeper import Keeper, keeper_of
 from holdfast.runtime.concurrency import MAX_NOTIFIERS, Owner
 from tests.children import PATIENCE, Child, eventually, kept, until
 from tests.pairs import EACH_ONCE
@@ -148,6 +148,22 @@ def test_on_lost_exit_waits_for_the_warning_that_another_thread_writes(
             logger.removeFilter(slow)
             monkeypatch.undo()
     assert order == ["WARNING", "CRITICAL", "exit 70"]
+
+
+def test_a_signal_handler_finds_a_beat_that_is_being_created(sqlite_url: str) -> None:
+    """It runs between any two instructions of the main thread, and gives up what it finds."""
+    found: list[list[str]] = []
+
+    class Requested(list[Any]):
+        def __iter__(self) -> Any:
+            found.append([beat.id for beat in keeper._beats])
+            return super().__iter__()
+
+    with holdfast.Client(sqlite_url) as client:
+        keeper = keeper_of(client._database)
+        keeper._requested = Requested()
+        client.lease("a", ttl=600).acquire()
+        assert found[-1] == [beat.id for beat in keeper._beats] != []
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine function", "object with async call"])
