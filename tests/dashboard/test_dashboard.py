@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from starlette.applications import Starlette
 
 import holdfast
-from holdfast.dashboard.formatting import link
+from holdfast.dashboard.formats import link
 from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser
 from tests.children import PATIENCE, Child
 from tests.conftest import fresh

@@ -51,7 +51,7 @@ async def test_a_page_has_no_hints_of_the_gateway_and_no_time_for_what_runs_once
 
 
 def test_the_package_and_the_function_have_one_name() -> None:
-    import holdfast.dashboard.formatting  # the import system sets holdfast.dashboard to the package
+    import holdfast.dashboard.formats  # the import system sets holdfast.dashboard to the package
 
     with holdfast.Client("sqlite:///unused.db") as client:
         assert callable(holdfast.dashboard(client))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.dashboard import formatting
+from holdfast.dashboard import formats
 from holdfast.dashboard.panels import build_panels
 from holdfast.dashboard.problems import find_problems
 from holdfast.dashboard.snapshot import Snapshot
@@ -119,8 +119,8 @@ def test_the_worst_comes_first_and_the_rest_is_counted() -> None:
 
 def test_spans_are_said_as_the_script_says_them() -> None:
     said = {0.9: "0 s", -3: "0 s", 59.9: "59 s", 61: "1 m 01 s", 3661: "1 h 01 m", 90000: "1 d 1 h", None: "?"}
-    assert {seconds: formatting.format_span(seconds) for seconds in said} == said
-    assert formatting.format_number(12345) == "12\u202f345"
+    assert {seconds: formats.format_span(seconds) for seconds in said} == said
+    assert formats.format_number(12345) == "12\u202f345"
 
 
 @pytest.mark.parametrize("payload", [None, "text", 7, [], {"status": "odd"}, {"status": {"conditions": "odd"}}, b"raw"])

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.dashboard.actions import command_line
 from holdfast.dashboard.explanation import NamedRecords, explain
-from holdfast.dashboard.formatting import truncate
+from holdfast.dashboard.formats import truncate
 from holdfast.dashboard.tables import PAGE_ROWS, PageCell, PageColumn, listing
 from holdfast.dashboard.things import build_tree
 from holdfast.dashboard.timeline import HOUR, WIDTH, build_timeline

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import holdfast
-from holdfast.dashboard import app, formatting, snapshot, stream
+from holdfast.dashboard import app, formats, snapshot, stream
 from holdfast.dashboard.problems import find_problems
 from holdfast.dashboard.source import PageSource
 from holdfast.gateway.context import Gateway
@@ -115,7 +115,7 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres
 
 
 def test_names_stand_in_the_order_in_which_people_count_and_an_agent_has_its_number() -> None:
-    assert sorted(["sb-10", "sb-9", "9", "sb", "10"], key=formatting.natural_order) == [
+    assert sorted(["sb-10", "sb-9", "9", "sb", "10"], key=formats.natural_order) == [
         "9",
         "10",
         "sb",
@@ -123,4 +123,4 @@ def test_names_stand_in_the_order_in_which_people_count_and_an_agent_has_its_num
         "sb-10",
     ]
     called = [SimpleNamespace(id="7", name=name, payload={"number": 7}) for name in ("session:s1", None)]
-    assert [formatting.record_name(each) for each in called] == ["agent 7 s1", "agent 7"]
+    assert [formats.record_name(each) for each in called] == ["agent 7 s1", "agent 7"]

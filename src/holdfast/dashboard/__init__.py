@@ -15,7 +15,7 @@ explanation  PURE: what a name is, and why it is in its state
 listings     the pages that list all rows of a kind
 tables       PURE: the cells, filter, order and pages of a table
 actions      the governed commands that have a dialog
-formatting   PURE: spans, numbers, and fields of records
+formats   PURE: spans, numbers, and fields of records
 
 Invariant: a panel contains points in time and no ages, so it stays equal as long as nothing happens.
 """

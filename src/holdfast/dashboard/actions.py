@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from holdfast import commands as governed
-from holdfast.dashboard.formatting import link
+from holdfast.dashboard.formats import link
 from holdfast.dashboard.stream import Panel
 
 ACTIONS = (

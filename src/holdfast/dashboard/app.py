@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import holdfast
 from holdfast import commands as governed
-from holdfast.dashboard import actions, formatting, listings, snapshot, things
+from holdfast.dashboard import actions, formats, listings, snapshot, things
 from holdfast.dashboard.panels import build_panels
 from holdfast.dashboard.snapshot import Snapshot
 from holdfast.dashboard.source import PageSource
@@ -65,12 +65,12 @@ _templates = Environment(
     lstrip_blocks=True,
 )  # fmt: skip
 _templates.filters |= {
-    "span": formatting.format_span, "number": formatting.format_number, "time": formatting.format_time,
-    "tone": formatting.tone, "middle": formatting.truncate, "clock": formatting.format_clock,
+    "span": formats.format_span, "number": formats.format_number, "time": formats.format_time,
+    "tone": formats.tone, "middle": formats.truncate, "clock": formats.format_clock,
 }  # fmt: skip
 _templates.globals |= {
     "version": sha256(b"".join(_FILES.values())).hexdigest()[:12], "holdfast": holdfast.__version__,
-    "link": formatting.link,
+    "link": formats.link,
 }  # fmt: skip
 
 Query = Mapping[str, str]
@@ -261,7 +261,7 @@ class Dashboard:
                 request, given, reason, "What it would change is different now: read the plan again."
             )
         return RedirectResponse(
-            f"{_base(request)}{formatting.link('/entry', id=str(outcome.entry))}", 303, headers=HEADERS
+            f"{_base(request)}{formats.link('/entry', id=str(outcome.entry))}", 303, headers=HEADERS
         )
 
     async def _dialog(

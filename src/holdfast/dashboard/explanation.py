@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.dashboard.formatting import format_clock, format_span, link, one_line
+from holdfast.dashboard.formats import format_clock, format_span, link, one_line
 
 ENDINGS = {
     "released": "its holder released it",

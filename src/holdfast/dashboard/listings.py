@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from holdfast.dashboard.formatting import format_span, link, one_line, record_name, record_state, sandbox_phase
+from holdfast.dashboard.formats import format_span, link, one_line, record_name, record_state, sandbox_phase
 from holdfast.dashboard.panels import schedule_state
 from holdfast.dashboard.snapshot import MAX_BYTES, database_time, is_standby
 from holdfast.dashboard.source import PageSource

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from holdfast.dashboard import formatting
-from holdfast.dashboard.formatting import natural_order, one_line
+from holdfast.dashboard import formats
+from holdfast.dashboard.formats import natural_order, one_line
 from holdfast.dashboard.problems import find_problems
 from holdfast.dashboard.snapshot import MAX_ENDED, MAX_OPERATIONS, MAX_RECORDS, Snapshot
 from holdfast.dashboard.stream import Panel
@@ -122,7 +122,7 @@ def _slots(snapshot: Snapshot) -> Panel:
         "pools": pools,
         "held": sum(pool["held"] for pool in pools),
         "capacity": sum(pool["capacity"] or 0 for pool in pools),
-        "sessions": _counts(Counter(formatting.record_state(session.payload) for session in snapshot.sessions)),
+        "sessions": _counts(Counter(formats.record_state(session.payload) for session in snapshot.sessions)),
     }
 
 
@@ -184,11 +184,11 @@ def schedule_state(record: Any) -> str:
 
 
 def _sandboxes(snapshot: Snapshot) -> Panel:
-    return _records(snapshot.sandboxes, formatting.sandbox_phase, PHASES, formatting.sandbox_reason)
+    return _records(snapshot.sandboxes, formats.sandbox_phase, PHASES, formats.sandbox_reason)
 
 
 def _agents(snapshot: Snapshot) -> Panel:
-    return _records(snapshot.agents, formatting.record_state, STATES, formatting.agent_activity)
+    return _records(snapshot.agents, formats.record_state, STATES, formats.agent_activity)
 
 
 def _records(
@@ -197,7 +197,7 @@ def _records(
     rows = [
         {
             "id": record.id,
-            "name": formatting.record_name(record),
+            "name": formats.record_name(record),
             "state": state(record.payload),
             "note": note(record.payload),
             "at": record.updated_at.timestamp(),
@@ -224,7 +224,7 @@ def _glance(snapshot: Snapshot) -> Panel:
     """The figures at the top, from the panels that they sum up."""
     locks, slots, operations = _locks(snapshot), _slots(snapshot), _operations(snapshot)
     counts = {row["name"]: row["count"] for row in operations["counts"]}
-    phases = Counter(formatting.sandbox_phase(record.payload) for record in snapshot.sandboxes)
+    phases = Counter(formats.sandbox_phase(record.payload) for record in snapshot.sandboxes)
     unfinished = f"{counts['partial']} interrupted" if counts["partial"] else "none interrupted"
     tiles = [
         ("leases", "Leases", len(snapshot.leases), f"{slots['held']} of them slots", True),

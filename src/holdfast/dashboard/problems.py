@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from holdfast.dashboard.formatting import format_number, format_span, sandbox_phase, sandbox_reason
+from holdfast.dashboard.formats import format_number, format_span, sandbox_phase, sandbox_reason
 from holdfast.dashboard.snapshot import Snapshot
 
 RECENT = 900.0

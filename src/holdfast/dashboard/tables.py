@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.dashboard.formatting import link, natural_order
+from holdfast.dashboard.formats import link, natural_order
 from holdfast.dashboard.stream import Panel
 
 PAGE_ROWS = 50

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.dashboard.actions import actions_panel
 from holdfast.dashboard.explanation import ENDINGS, NamedRecords, describe_run, explain
-from holdfast.dashboard.formatting import format_span, get_path, link, one_line, record_state
+from holdfast.dashboard.formats import format_span, get_path, link, one_line, record_state
 from holdfast.dashboard.panels import LEADING, schedule_state
 from holdfast.dashboard.snapshot import MAX_BYTES, MAX_RECORDS, database_time
 from holdfast.dashboard.source import PageSource
