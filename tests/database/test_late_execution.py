@@ -266,7 +266,7 @@ class Tasks:
         else:
             queued = sent(self._client)
             queued.deadline = 0.0
-            self._thread.loop.call_soon_threadsafe(self._client._engine._dispatcher._on_deadline, queued)
+            self._thread.loop.call_soon_threadsafe(self._client._engine._dispatcher._on_deadline)
 
     def close(self) -> None:
         self.client.close()

@@ -2,12 +2,17 @@
 
 No caller sends: whatever adds a call or frees a session starts the next batch, and its answer is a callback. So a
 caller that is cancelled leaves the batch to its neighbours.
+
+Two sessions share the load when there is enough for both (``SHARE``): while the server executes the batch of one, the
+loop reads the answers of the other. So the second session is opened ahead, in the background, and no call depends on
+it. Threads gain nothing by that: the interpreter runs one of them at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from holdfast.database.background import Background
@@ -21,7 +26,7 @@ from holdfast.database.call_dispatcher import (
     lost_session,
     own_copy,
 )
-from holdfast.database.call_queue import READS, Answer, CallQueue, QueuedCall, SessionToEnd, is_reading
+from holdfast.database.call_queue import MAX_CALLS, READS, Answer, CallQueue, QueuedCall, SessionToEnd, is_reading
 from holdfast.database.sessions import LostSession, Row
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered
@@ -30,6 +35,8 @@ from holdfast.runtime.concurrency_async import AsyncOwner
 
 TOLERANCE = 0.05
 """Seconds by which a batch may outlive the deadline of one of its calls."""
+SHARE = 8
+"""Calls that are worth a batch on the second session while the first is busy: bench load, lease pairs."""
 
 
 class AsyncCallSession(Protocol):
@@ -73,6 +80,15 @@ class _AsyncChannel:
         """The latest of the batch."""
         self.was_used = self.is_sent = False
         self.opening: asyncio.Task[None] | None = None
+        self.opened_ahead = -inf
+        """When that was last tried."""
+
+    def is_free(self) -> bool:
+        return not self.batch and self.opening is None
+
+    def short_calls(self) -> list[QueuedCall]:
+        """Those of the batch that its session may outlive."""
+        return [call for call in self.batch if call.deadline + TOLERANCE < self.deadline]
 
 
 class AsyncCallDispatcher:
@@ -83,6 +99,8 @@ class AsyncCallDispatcher:
         self.lost: list[LostSession] = []
         """Sessions that are to be ended before anything else is sent."""
         self._closes_when_idle = self._is_late_armed = self._is_gathering = False
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all callers, for the earliest deadline: a timer for each call would cost 3 us."""
 
     async def call(
         self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False
@@ -96,16 +114,16 @@ class AsyncCallDispatcher:
             pass
         elif self._channels[0].batch and not (call.key is READS and self._may_read(0.0)):
             # hot: to look at all that wait, for each call, would cost 200 ms for 4,000
-            self._limit(call)
+            self._limit(call.deadline)
             self._arm_late()
+            if len(self._queue.waiting) == SHARE and self._second() is not None:
+                self._serve()
         else:
             self._serve()
         try:
             rows: list[Row] = await call.receiver
             return rows
         finally:
-            if call.timer is not None:
-                call.timer.cancel()
             if call.answer is None and not self._queue.leave(call):
                 self._find_abandoned()
 
@@ -123,15 +141,29 @@ class AsyncCallDispatcher:
         for channel in self._channels:
             self._discard(channel)
 
-    def _on_deadline(self, call: QueuedCall) -> None:
-        call.timer = None
-        channel = next((channel for channel in self._channels if call in channel.batch), None)
-        if channel is not None and call.deadline >= channel.deadline:
-            return  # the session, or its opening, ends at this moment, and knows why
-        self._queue.leave(call)
-        if not call.receiver.done():
-            is_sent = channel is not None and channel.is_sent
-            call.receiver.set_exception(late(self._engine.database, is_sent=is_sent))
+    def _limit(self, deadline: float) -> None:
+        """Look for late calls at that time."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(0.0, deadline - now())
+        if self._timer is None or at < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(at, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        """Tell the callers whose time is over. Those whose session, or its opening, ends at the same time hear of it
+        then, with the reason."""
+        self._timer = None
+        sent = [(call, channel.is_sent) for channel in self._channels for call in channel.short_calls()]
+        calls = [*sent, *((call, False) for call in self._queue.waiting)]
+        for call, is_sent in calls:
+            if call.deadline > now():
+                continue
+            self._queue.leave(call)
+            if not call.receiver.done():
+                call.receiver.set_exception(late(self._engine.database, is_sent=is_sent))
+        if left := [call.deadline for call, _ in calls if not call.receiver.done()]:
+            self._limit(min(left))
 
     # The sessions
 
@@ -142,21 +174,39 @@ class AsyncCallDispatcher:
         for number, channel in enumerate(self._channels):
             if (oldest := self._queue.oldest()) is None:
                 break
-            waited = now() - oldest.since if number else 0.0
-            if channel.batch or (number and waited < PATIENCE and channel not in self._may_read(waited)):
+            if not channel.is_free():
+                continue
+            waited, limit = now() - oldest.since if number else 0.0, MAX_CALLS
+            takes_all = number == 0 or (waited >= PATIENCE and not channel.only_reads)
+            if number < 2 and len(self._queue.waiting) >= SHARE and (second := self._second()) is not None:
+                takes_all = True
+                if number == 0 and second.is_free() and len(self._queue.waiting) >= 2 * SHARE:
+                    limit = min(MAX_CALLS, (len(self._queue.waiting) + 1) // 2)
+            if not takes_all and waited < PATIENCE and channel not in self._may_read(waited):
                 continue
             channel.is_sent = False
-            self._queue.take(channel.batch, reads=number > 0 and (channel.only_reads or waited < PATIENCE))
+            self._queue.take(channel.batch, reads=not takes_all, limit=limit)
             if not channel.batch:
                 continue
             channel.deadline = max(call.deadline for call in channel.batch)
-            for call in channel.batch:
-                if call.deadline + TOLERANCE < channel.deadline:
-                    self._limit(call)
+            if short := [call.deadline for call in channel.short_calls()]:
+                self._limit(min(short))
             self._send(channel)
-        for call in self._queue.waiting:
-            self._limit(call)
+        if self._queue.waiting:
+            self._limit(min(call.deadline for call in self._queue.waiting))
         self._arm_late()
+
+    def _second(self) -> _AsyncChannel | None:
+        """The session that shares the load. If it is not open yet, it is being opened from now on."""
+        if len(self._channels) == 1 or self._engine.database.dialect == "sqlite":  # one session at a time writes
+            return None
+        second = self._channels[1]
+        if second.session is not None:
+            return second
+        if second.is_free() and len(self._queue.waiting) >= 2 * SHARE and now() >= second.opened_ahead + IDLE:
+            second.opened_ahead, second.deadline = now(), now() + IDLE
+            second.opening = asyncio.get_running_loop().create_task(self._open(second))
+        return None
 
     def _find_abandoned(self) -> None:
         """What waits for a session that is lost would get no answer: its caller has to end the session."""
@@ -170,14 +220,8 @@ class AsyncCallDispatcher:
         """The free channels beyond the first that reads may use."""
         if any(is_reading(channel.batch) for channel in self._channels):
             return []
-        others = [channel for channel in self._channels[1:] if not channel.batch]
+        others = [channel for channel in self._channels[1:] if channel.is_free()]
         return [channel for channel in others if channel.session is not None or waited >= READ_PATIENCE]
-
-    def _limit(self, call: QueuedCall) -> None:
-        """Arm its timer. Not for a call whose batch ends in time: hot, a timer costs 3 us."""
-        if call.timer is None:
-            seconds = max(0.0, call.deadline - now())
-            call.timer = asyncio.get_running_loop().call_later(seconds, self._on_deadline, call)
 
     def _arm_late(self) -> None:
         """Serve again when the oldest call has waited for READ_PATIENCE, and for PATIENCE. If it has, the next free
@@ -216,16 +260,19 @@ class AsyncCallDispatcher:
             self._serve()
 
     async def _open(self, channel: _AsyncChannel) -> None:
-        """In a task of its own, which no caller's cancellation ends."""
+        """In a task of its own, which no caller's cancellation ends. Of a session that is opened ahead, a failure
+        concerns no call."""
         try:
             session = await self._engine.open(max(0.05, channel.deadline - now()))
         except BaseException as error:
+            channel.opening = None
             if isinstance(error, Unanswered):
                 error._session = LostSession({})  # no call was sent
             self._fail(channel, error if isinstance(error, Exception) else Unanswered("the event loop was closed"))
             if not isinstance(error, Exception):
                 raise
         else:
+            channel.opening = None
             if self._engine.closed:
                 session.close()
                 self._fail(channel, EngineError(f"the client of {self._engine.database} is closed"))

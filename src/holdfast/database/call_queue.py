@@ -110,15 +110,14 @@ class QueuedCall:
 
     __slots__ = (
         "answer", "deadline", "has_left", "is_alone", "key", "name", "number", "parameters", "receiver", "rollbacks",
-        "since", "timer",
+        "since",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Mapping[str, Any], deadline: float, is_alone: bool = False) -> None:
         """``is_alone``: it will probably be refused, and must not be the reason for which others are rolled back."""
         self.name, self.parameters, self.deadline, self.is_alone = name, parameters, deadline, is_alone
         self.receiver: Any = None
-        self.timer: Any = None
-        """What its caller waits with, and what ends that; the queue does not look at them."""
+        """What its caller waits with; the queue does not look at it."""
         self.key: Key | None = None
         """What it is sorted by in a batch; READS; None: it is sent alone. Set by the queue."""
         self.number = self.rollbacks = 0
@@ -193,8 +192,9 @@ class CallQueue:
             return self.waiting[0] if self.waiting else None
         return next((call for call in self.waiting if not self.is_held_up(call)), None)
 
-    def next_batch(self, *, reads: bool = False) -> list[QueuedCall]:
-        """What is to be sent next; the calls stay in the queue. ``reads``: on a session that may only read now."""
+    def next_batch(self, *, reads: bool = False, limit: int = MAX_CALLS) -> list[QueuedCall]:
+        """What is to be sent next; the calls stay in the queue. ``reads``: on a session that may only read now.
+        ``limit``: how many, at most."""
         waiting = [call for call in self.waiting if not self.is_held_up(call)] if self.abandoned else self.waiting
         if reads:
             return [call for call in waiting if call.key is READS][:MAX_CALLS]
@@ -204,13 +204,13 @@ class CallQueue:
         if first.key is None or len(waiting) == 1:
             return [first]
         kind = _kind(first.key)
-        batch = [call for call in waiting if call.key is not None and _kind(call.key) == kind][:MAX_CALLS]
+        batch = [call for call in waiting if call.key is not None and _kind(call.key) == kind][:limit]
         batch.sort(key=lambda call: call.key or READS)
         return batch
 
-    def take(self, batch: list[QueuedCall], *, reads: bool = False) -> None:
+    def take(self, batch: list[QueuedCall], *, reads: bool = False, limit: int = MAX_CALLS) -> None:
         """Move the next batch into ``batch``, which is empty. Interrupted, it leaves no call in neither of them."""
-        batch += self.next_batch(reads=reads)
+        batch += self.next_batch(reads=reads, limit=limit)
         if len(batch) == len(self.waiting):
             self.waiting = []
         else:

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.database.call_dispatcher_async import SHARE
 from holdfast.database.call_queue import MAX_CALLS
 from holdfast.testing import Proxy
 from tests.children import NONE, PATIENCE, eventually, query, rows
@@ -193,6 +194,69 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent(postgres_ur
         await tasks[2]
         assert await client.objects.get("t", "a") is None
         await tasks[0]
+
+
+async def many_puts(client: holdfast.AsyncClient) -> None:
+    written = [client.objects.put_if("t", str(i), i, holdfast.Unconditional()) for i in range(4 * SHARE)]
+    assert len({record.version for record in await asyncio.gather(*written)}) == 4 * SHARE
+
+
+async def test_many_tasks_are_served_by_two_sessions_at_once(postgres_url: str) -> None:
+    async with holdfast.AsyncClient(postgres_url) as client:
+        await client.leases.list()
+        dispatcher: Any = client._engine._dispatcher
+        assert len(dispatcher.sessions) == 1
+        await many_puts(client)
+        await asyncio.to_thread(eventually, lambda: len(dispatcher.sessions) == 2, "the second session is open")
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("lock table holdfast.object in access exclusive mode")
+            written = asyncio.create_task(many_puts(client))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert [len(channel.batch) for channel in dispatcher._channels] == [1, SHARE, 0]
+        await written
+    assert query(postgres_url, "select count(*) from holdfast.object") == [(4 * SHARE,)]
+
+
+async def test_no_call_depends_on_the_session_that_is_opened_ahead(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that takes no further connection."""
+    async with holdfast.AsyncClient(postgres_url) as client:
+        await client.leases.list()
+        engine: Any = client._engine
+        refused = asyncio.Event()
+
+        async def refuse(timeout: float) -> Any:
+            refused.set()
+            raise holdfast.Unreachable("too many clients already")
+
+        monkeypatch.setattr(engine, "open", refuse)
+        await many_puts(client)
+        await asyncio.wait_for(refused.wait(), PATIENCE)
+        await many_puts(client)
+        assert len(engine._dispatcher.sessions) == 1
+
+
+async def test_each_of_many_tasks_hears_of_its_own_deadline(postgres_url: str) -> None:
+    """In the order of their deadlines, whatever the order in which they came."""
+    async with holdfast.AsyncClient(postgres_url, sessions=1) as client:
+        await client.leases.list()
+        late: list[int] = []
+
+        async def ask(place: int) -> None:
+            with pytest.raises(holdfast.EngineError, match=r"in progress|in time"):
+                await client._engine.call("lease_list", {}, timeout=0.1 + 0.2 * place)
+            late.append(place)
+
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("lock table holdfast.lease in access exclusive mode")
+            patient = asyncio.create_task(client._engine.call("lease_list", {}, timeout=600.0))
+            await asyncio.sleep(0)
+            await asyncio.gather(*(ask(place) for place in (3, 1, 4, 0, 2)))
+            assert late == [0, 1, 2, 3, 4]
+            assert not patient.done()
+        await patient
 
 
 @pytest.mark.parametrize("size", [MAX_CALLS, 3])
