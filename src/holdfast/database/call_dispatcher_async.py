@@ -35,7 +35,7 @@ from holdfast.runtime.concurrency_async import AsyncOwner
 
 TOLERANCE = 0.05
 """Seconds by which a batch may outlive the deadline of one of its calls."""
-SHARE = 8
+SHARE = 16
 """Calls that are worth a batch on the second session while the first is busy: bench load, lease pairs."""
 
 
