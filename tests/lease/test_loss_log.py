@@ -138,7 +138,7 @@ with holdfast.Client(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.parametrize("on_lost", ["flag", "exit"])
+@pytest.mark.parametrize(("either", "on_lost"), [("sqlite", "flag"), ("postgres", "exit")], indirect=["either"])
 def test_a_pause_is_reported_with_its_length(either: str, on_lost: str) -> None:
     """Whichever thread comes first after it: the one that renews, or the one that leaves the block."""
     with holdfast.Client(either) as client, Child(PAUSED, either, on_lost) as child:

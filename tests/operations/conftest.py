@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.lease.terms import LeaseTerms
 from tests.migrated_file import migrated_file
 from tests.operations.policies import WAYS, connected, runs
 
@@ -16,6 +18,12 @@ from tests.operations.policies import WAYS, connected, runs
 def sqlite_url(tmp_path: Path) -> str:
     """A file with its tables, which these tests do not look at being made."""
     return migrated_file(tmp_path / "app.db")
+
+
+@pytest.fixture
+def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten a second, whatever the TTL, which may then be longer than any pause of the machine."""
+    monkeypatch.setattr(LeaseTerms, "check", staticmethod(partial(LeaseTerms.check, renew_every=0.1)))
 
 
 @pytest.fixture(params=WAYS)

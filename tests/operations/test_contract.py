@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.testing.operation_contract import OperationContract
 from tests.migrated_file import migrated_file
+from tests.pairs import ONE_FLAVOUR
 from tests.user_connections import shared_postgres
 
 
@@ -21,6 +22,7 @@ class TestOperation(OperationContract):
     pass
 
 
+@ONE_FLAVOUR
 class TestOperationOnAPoorServer(OperationContract):
     @pytest.fixture
     def url(self, poor_url: str) -> str:

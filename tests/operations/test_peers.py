@@ -44,6 +44,7 @@ def test_functions_that_share_a_store_never_get_each_others_results_nested_or_at
             assert inside == f"inner {n}"
 
 
+@pytest.mark.usefixtures("frequent_heartbeats")
 def test_nobody_takes_over_an_owner_who_is_alive_however_long_it_takes(either: str) -> None:
     """Where "in progress" ended by a clock, while the owner was still at it: then both did it, and the first one's
     record was written over. Here the lease is renewed while the owner lives."""
@@ -56,7 +57,7 @@ def test_nobody_takes_over_an_owner_who_is_alive_however_long_it_takes(either: s
         return "slow"
 
     with holdfast.Client(either) as owner, holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(lambda: owner.operation("a", ttl=15).run(slow))
+        first = pool.submit(lambda: owner.operation("a", ttl=600).run(slow))
         assert begun.wait(LONG)
         [lease] = other.leases.list()
 

@@ -20,7 +20,7 @@ from holdfast.database.call_queue import MAX_CALLS
 from holdfast.testing import Proxy
 from tests.children import NONE, PATIENCE, eventually, query, rows
 from tests.pairs import EACH_ONCE
-from tests.raw_session import locked, waiters
+from tests.raw_session import locked, trials, waiters
 
 Connect = Callable[..., Any]
 MANY = 16
@@ -271,7 +271,7 @@ def test_no_thread_waits_for_a_wake_up_that_was_lost(
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(MANY) as pool:
 
         def work(number: int) -> None:
-            for _ in range(30):
+            for _ in range(trials(12)):
                 client._engine.call("object_get", {"type": "t", "id": str(number)}, timeout=3600.0)
                 client._engine.call("lease_history", {"name": None, "limit": 1}, timeout=3600.0)
 

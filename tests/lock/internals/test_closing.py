@@ -91,8 +91,9 @@ def test_a_session_that_is_opened_after_its_client_was_closed_is_closed(
 
 
 async def test_a_timeout_is_kept_while_the_server_closes_every_session(
-    postgres_url: str, server_closes: threading.Event
+    postgres_url: str, server_closes: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(executor_async, "SWEEP", 0.1)
     async with holdfast.AsyncClient(postgres_url) as other, holdfast.AsyncClient(postgres_url, **TWO) as client:
         kept = await other.lock("b").acquire()
         await (await client.lock("a").acquire()).release()
@@ -102,7 +103,7 @@ async def test_a_timeout_is_kept_while_the_server_closes_every_session(
         pool = core(client).pool
         await until(lambda: len(pool.closing) == 2, "both are being closed")
         with pytest.raises((holdfast.AcquireTimeout, holdfast.Unreachable)):
-            await client.lock("c").acquire(timeout=3.0)
+            await client.lock("c").acquire(timeout=0.5)  # several sweeps
         assert not server_closes.is_set()
         server_closes.set()
         await kept.release()

@@ -34,8 +34,8 @@ from tests.children import PATIENCE, eventually, until
 from tests.interrupts import returns
 from tests.lock.looks import advisory, core, is_idle, queued, sessions
 
-STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "17"))
-"""Every so many instructions; 1 for all of them."""
+STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "41"))
+"""Every so many instructions; 1 for all of them. A prime, so that it does not keep step with a loop."""
 LONG_STRIDE, LONGEST_STRIDE = 3 * STRIDE - 2, 6 * STRIDE - 5
 """For attempts that take long, as those that open sessions."""
 ENGINE = "/holdfast/database/"

@@ -16,6 +16,7 @@ from typing import Any, Self
 import pytest
 
 import holdfast
+from holdfast.lock import executor_async
 from holdfast.lock.pool import TURNS
 from tests.children import PATIENCE, eventually, until
 from tests.conftest import server
@@ -344,16 +345,21 @@ def test_who_hands_its_grant_to_another_thread_may_lock_meanwhile(postgres_url: 
     nothing_left(postgres_url)
 
 
-async def test_a_short_timeout_has_a_timer_on_a_new_client_and_after_an_idle_time(either: str) -> None:
+async def test_a_short_timeout_has_a_timer_on_a_new_client_and_after_an_idle_time(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_async, "SWEEP", 600.0)  # it would end the wait as well
     async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
         held = await other.lock("a").acquire()
         for _ in range(2):
-            wait = asyncio.create_task(client.lock("a").acquire(timeout=0.3))
-            await until(lambda: client._locks is not None and client._locks.executor._waiting, "it waits")
-            executor: Any = client._locks.executor  # type: ignore[union-attr]
-            assert executor._alarm is not None
             with pytest.raises(holdfast.AcquireTimeout):
-                await wait
+                await asyncio.wait_for(client.lock("a").acquire(timeout=0.1), PATIENCE)
+            executor: Any = client._locks.executor  # type: ignore[union-attr]
             executor._alarm_at = 0.0  # as after a long time
         await held.release()
-        await until(lambda: not core(client)._polls, "no timer of a session that was closed is kept")
+
+        def closed() -> bool:
+            core(client).sweep()
+            return not core(client)._polls
+
+        await until(closed, "no timer of a session that was closed is kept")

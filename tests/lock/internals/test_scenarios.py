@@ -183,7 +183,10 @@ def test_a_read_only_path_takes_no_lock(connect: Connect, postgres_url: str) -> 
     assert advisory(postgres_url) == []
 
 
-def test_an_idle_client_has_no_connection_and_one_lock_has_one(connect: Connect, postgres_url: str) -> None:
+def test_an_idle_client_has_no_connection_and_one_lock_has_one(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_async, "SWEEP", 0.1)
     client = connect(postgres_url)
     client.lock("a").acquire().release()
     eventually(lambda: backends(postgres_url) == [], "the session is closed when nobody needs it")

@@ -80,9 +80,11 @@ def test_a_name_does_not_wait_for_a_standby() -> None:
             server.alter("synchronous_standby_names", "")
 
 
-def test_a_name_waits_for_the_first_session(postgres_url: str) -> None:
+def test_a_name_waits_for_the_first_session(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far away, connecting takes longer than the first look at what is to be written down."""
-    with Proxy(postgres_url, delay=0.06) as link, holdfast.Client(link.url) as client:
+    for name, seconds in (("SWEEP", 0.02), ("YOUNG", 0.02), ("NOTE_PAUSE", 0.1)):
+        monkeypatch.setattr(executor_async, name, seconds)
+    with Proxy(postgres_url, delay=0.02) as link, holdfast.Client(link.url) as client:
         client.lock("far away", timeout=PATIENCE).acquire()
         eventually(lambda: named(postgres_url, "far away"), "it is written")
 
@@ -109,7 +111,9 @@ def test_a_session_that_never_comes_about_is_given_up(
     assert client.lock("a", timeout=PATIENCE).acquire().release() is True
 
 
-def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
+def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("SWEEP", 0.05), ("YOUNG", 0.02), ("NOTE_PAUSE", 0.1)):
+        monkeypatch.setattr(executor_async, name, seconds)
     with holdfast.Client(sqlite_url) as client:
         client.leases.list()  # creates the tables
         held = client.lock("a").acquire()
@@ -330,8 +334,11 @@ def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url
         assert second.result(PATIENCE) is True
 
 
-async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(either: str) -> None:
+async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by Ctrl-C in a program that goes on: nothing else would end the wait, nor close what is idle."""
+    monkeypatch.setattr(executor_async, "SWEEP", 0.1)
     loop: Any = asyncio.get_running_loop()
     async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
         held = await other.lock("a").acquire()

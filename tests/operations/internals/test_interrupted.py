@@ -22,7 +22,7 @@ from tests.interrupts import Interrupt, generated
 from tests.operations.user_connections import key, logged, opened, work
 from tests.user_connections import AUTOCOMMIT, Subject, ask
 
-STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
+STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "13"))
 WIDE_STRIDE = STRIDE if STRIDE == 1 else 3 * STRIDE
 """For SQLite, where no unread answer can stay on a connection: few places show that."""
 

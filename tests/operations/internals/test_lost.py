@@ -84,6 +84,7 @@ async def test_a_loss_is_flagged_and_reported_on_the_loop(either: str) -> None:
     assert len(reported) == 1
 
 
+@pytest.mark.usefixtures("frequent_heartbeats")
 def test_a_heartbeat_notices_the_loss(either: str) -> None:
     reported: list[Op] = []
 
@@ -92,7 +93,7 @@ def test_a_heartbeat_notices_the_loss(either: str) -> None:
         eventually(lambda: op.lost and reported == [op], "a heartbeat finds no lease")
 
     with holdfast.Client(either) as client, pytest.raises(holdfast.FencedOut):
-        client.operation(name(), ttl=3, on_lost=reported.append).run(work)
+        client.operation(name(), ttl=600, on_lost=reported.append).run(work)
 
 
 async def test_cancel_ends_the_function_and_raises_the_loss(either: str) -> None:
@@ -140,11 +141,14 @@ async def test_a_cancellation_from_outside_stays_one(sqlite_url: str) -> None:
 def test_exit_ends_the_process(either: str) -> None:
     program = """
     import sys, holdfast
+    from functools import partial
+    from holdfast.lease.terms import LeaseTerms
+    LeaseTerms.check = staticmethod(partial(LeaseTerms.check, renew_every=0.1))
     def work(op):
         print("working", flush=True)
         input()
     with holdfast.Client(sys.argv[1]) as client:
-        client.operation("a", ttl=3, on_lost="exit").run(work)
+        client.operation("a", ttl=600, on_lost="exit").run(work)
     """
     with Child(program, either) as child:
         child.expect("working")
