@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SETUP = 'mkdir -p "$1" && echo made >>made\n'
+OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "ARGS", "PYTHON"}
+"""What a make that runs these tests hands on to every make below it."""
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
 
 
 def make(folder: Path) -> int:
     """How often the environment has been made, after one more `make setup`."""
-    subprocess.run(["make", "setup"], cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(["make", "setup"], cwd=folder, env=ENVIRONMENT, check=True, capture_output=True, timeout=60)
     return len((folder / "made").read_text().split())
 
 
@@ -40,7 +44,9 @@ def test_the_demo_makes_a_light_environment_unless_there_is_one_or_it_needs_post
 
     def demo(*arguments: str) -> str:
         command = ["make", "demo", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=60
+        )
         return done.stdout.strip()
 
     assert demo() == ".venv-demo deploy/requirements.lock examples/demo.py"
