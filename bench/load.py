@@ -60,7 +60,7 @@ def load(place: Place) -> list[Result]:
     with unpinned():
         for store, server in (("fsync on", place.durable), ("flush in 2 ms", place.slow), ("SQLite", None)):
             if store == "flush in 2 ms" and server is None:
-                print(f"  {store} is skipped: no C compiler (cc) on PATH", file=sys.stderr)
+                print(f"  {store} is skipped: a quick run, or no C compiler (cc) on PATH", file=sys.stderr)
                 continue
             with ExitStack() as at_end:
                 bench = _Bench(place, store, server, at_end)
@@ -74,6 +74,8 @@ class _Bench:
     def __init__(self, place: Place, store: str, server: Postgres | None, at_end: ExitStack) -> None:
         quick = place.effort.quick
         self._place, self._store, self._server, self._at_end = place, store, server, at_end
+        self._is_whole = server is place.durable or not quick
+        """A quick run measures rivals, gateway and another checkout on one server alone: many processes each."""
         self._callers: tuple[int, ...] = (1, 2) if quick else CALLERS
         self._rounds, self._seconds, self._single = (1, 0.05, 0.05) if quick else (ROUNDS, SECONDS, SINGLE)
         self._databases = 0
@@ -120,16 +122,16 @@ class _Bench:
 
     def _all(self) -> Iterator[Variant]:
         place, ours = self._place, CALLS[:-1]
-        sources = {"": ROOT} | ({} if place.beside is None else {", beside": place.beside})
+        sources = {"": ROOT} | ({", beside": place.beside} if place.beside is not None and self._is_whole else {})
         for kind in ("tasks", "threads"):
             # A connection of sqlite3 blocks the loop, so no task has a transaction on one.
             calls = tuple(each for each in ours if (each, kind, self._server) != (ours[2], "tasks", None))
             for label, source in sources.items():
                 yield Variant(kind + label, calls, self._process(kind, self._database(source), source))
-        if not place.effort.quick or self._server is place.durable:  # four processes each
+        if self._is_whole:
             for label, source in sources.items():
                 yield Variant(f"replica{label}", CALLS[-1:], self._gateway(source))
-        if self._server is None:
+        if self._server is None or not self._is_whole:
             return
         yield Variant("psycopg, pool of 8", ours, self._process("psycopg", self._database(None)))
         if importlib.util.find_spec("dbos") is None:

@@ -24,7 +24,7 @@ def operation(place: Place) -> list[Result]:
     results = []
     for label, server in (("fsync off", place.fast), ("flush in 2 ms", place.slow), ("fsync on", place.durable)):
         if server is None:
-            print(f"  {label} is skipped: no C compiler (cc) on PATH", file=sys.stderr)
+            print(f"  {label} is skipped: a quick run, or no C compiler (cc) on PATH", file=sys.stderr)
             continue
         url = place.postgres_url(server)
         connection, client, keys = place.psycopg(url), place.client(url), map(str, itertools.count())

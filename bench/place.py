@@ -62,9 +62,9 @@ class Place:
 
     @cached_property
     def slow(self) -> Postgres | None:
-        """With fsync, and every flush takes at least 2 ms. None without a C compiler."""
+        """With fsync, and every flush takes at least 2 ms. None without a C compiler, and in a quick run."""
         compiler = shutil.which("cc")
-        if compiler is None:
+        if compiler is None or self.effort.quick:
             return None
         folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
         library, source = folder / "slow_disk.so", Path(__file__).with_name("slow_disk.c")

@@ -10,7 +10,8 @@ import holdfast
 from bench.measure import Result
 from bench.place import Place
 
-SCHEDULES = 1000
+SCHEDULES, SETTLED = 1000, 5.0
+"""After so many seconds they are registered, and the looks have become regular."""
 DAY = 86400
 
 
@@ -38,14 +39,14 @@ def schedule_lateness(place: Place) -> list[Result]:
 
 def schedule_idle(place: Place) -> list[Result]:
     """The processor time of 1,000 schedules that are not due, in one process on one connection."""
-    seconds = 3.0 if place.effort.quick else 20.0
+    number, settled, seconds = (20, 0.5, 0.5) if place.effort.quick else (SCHEDULES, SETTLED, 20.0)
     results: list[Result] = []
     for label, url in (("PostgreSQL", place.postgres_url()), ("SQLite", place.sqlite_url("idle"))):
         client = holdfast.Client(url, sessions=1)
-        jobs = [client.every(DAY, name=f"job-{number}")(lambda _: None) for number in range(SCHEDULES)]
+        jobs = [client.every(DAY, name=f"job-{index}")(lambda _: None) for index in range(number)]
         thread = threading.Thread(target=client.schedules.run, args=(jobs,))
         thread.start()
-        time.sleep(5.0)  # they are registered, and the looks have become regular
+        time.sleep(settled)
         began, cpu = time.monotonic(), time.process_time()
         time.sleep(seconds)
         share = (time.process_time() - cpu) / (time.monotonic() - began) * 1000
