@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import holdfast
 from tests import fork_server
 from tests.children import PATIENCE, eventually
 from tests.cli.command import IMPORTED, PROGRAM, SCRIPT, environment
@@ -66,6 +67,7 @@ class Run:
         self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None,
         name: str = "job", before: str = "", own: bool = False,
     ) -> None:  # fmt: skip
+        self._url, self._name = url, name
         ttl = () if "--ttl" in options else ("--ttl", "600")
         words = [SCRIPT, "run", *ttl, *options, name, "--", *command]
         env = environment(HOLDFAST_URL=url, **(more or {}))
@@ -129,8 +131,11 @@ class Run:
         return leaders[0]
 
     def waits(self) -> None:
-        """Wait until it waits for the lease: child and watchdog are forked, and its client has threads."""
-        eventually(lambda: len(children(self.pid)) == 2 and threads(self.pid) > 1, "it waits for the lease")
+        """Wait until it waits for the lease. Until then it imports: a signal there may interrupt what swallows it."""
+        with holdfast.Client(self._url) as client:
+            eventually(
+                lambda: (lease := client.leases.get(self._name)) and lease.waiting == 1, "it waits for the lease"
+            )
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -176,13 +181,6 @@ def session(pid: int) -> int | None:
         return os.getsid(pid)
     except ProcessLookupError:
         return None
-
-
-def threads(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
 
 
 def state(pid: int) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import PROGRAM, SCRIPT
 from tests.cli.runs import JUMP, alive, children, gone, state
@@ -177,7 +178,8 @@ def test_ctrl_c_while_it_waits_for_the_lease_ends_it(sqlite_url: str) -> None:
         screen.keys(f"{SCRIPT} run --ttl 600 --wait job -- echo never\n")
         eventually(lambda: screen.foreground() != os.getsid(screen.process.pid), "it is in the foreground")
         waiting = screen.foreground()
-        eventually(lambda: len(children(waiting)) == 2, "it has forked")
+        with holdfast.Client(sqlite_url) as client:
+            eventually(lambda: client.leases.get("job").waiting == 1, "it waits")  # type: ignore[union-attr]
         below = children(waiting)
         screen.keys(CTRL_C)
         screen.keys("\necho code $?\n")
