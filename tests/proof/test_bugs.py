@@ -4,6 +4,7 @@ blamed in its place, for the reason that the scene is about."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -30,19 +31,24 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, bool], Played]]:
+def servers() -> Iterator[Servers]:
+    with Servers() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def played(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Played]:
     """Each scene is played once with the mistake, and once without."""
-    with Servers() as servers:
 
-        @cache
-        def once(name: str, healthy: bool) -> Played:
-            if missing := BUGS[name].missing():
-                pytest.skip(missing)
-            folder = tmp_path_factory.mktemp("scene")
-            report = run(BUGS[name], folder, servers, healthy=healthy)
-            return Played(report, operations(read(folder)))
+    @cache
+    def once(name: str, healthy: bool) -> Played:
+        if missing := BUGS[name].missing():
+            pytest.skip(missing)
+        folder = tmp_path_factory.mktemp("scene")
+        report = run(BUGS[name], folder, servers, healthy=healthy)
+        return Played(report, operations(read(folder)))
 
-        yield once
+    return once
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -100,8 +106,9 @@ def test_two_believed_at_once_only_with_the_mistake(played: Callable[[str, bool]
 
 
 def test_the_command_says_when_a_mistake_is_missed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    servers: Servers, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(__main__, "Servers", lambda: nullcontext(servers))
     sound = {"no fence": BUGS["no fence"]}
     monkeypatch.setattr(__main__, "BUGS", sound)
     assert __main__.main() == 0

@@ -34,7 +34,7 @@ from tests.cli.runs import command_lines, state
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parent.parent.parent
-FAULTS, WRITES, LIMIT = 5, 12, 400.0
+FAULTS, WRITES, LIMIT = 3, 8, 400.0
 """A scenario runs until it has had so many faults and writes, but at most LIMIT seconds."""
 
 
