@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -80,6 +81,8 @@ FILES = (
     "log.0",
     "supervisor.err",
 )
+WHEN = ("in", "now", "after")
+"""While it runs, to be deleted at the end or by the driver that runs then; after its exit."""
 LOGS = ("log.999999999999999999", "log.00", "log.\u0663", "log.5")
 
 
@@ -123,30 +126,34 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
     daemon.box("notes.txt").unlink()
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_nothing_in_the_place_of_a_file_stops_the_driver(kind: str, start: Callable[..., Daemon]) -> None:
-    """Before its start and while it runs. A FIFO has no other end; two of the files have no end. All are deleted."""
+def test_nothing_in_the_place_of_a_file_stops_the_driver(start: Callable[..., Daemon]) -> None:
+    """Before its start and while it runs. A FIFO has no other end; two of the files have no end. All are deleted.
+
+    Each kind is in the place of each file, at one of three times: of each two of these there is every pair."""
     daemon = start(before="from holdfast.driver import reconcile_folder; reconcile_folder.KILL_AFTER = 0.5")
     client = daemon.client()
     client.create("well", ["sleep", "1000"])
     pid = reaches(client, "well", "Started").details["pid"]
-    pids = []
-    for name in FILES:
-        client.create(f"in-{name}", ["sh", "-c", "echo begun; exec sleep 1000"], grace=0.1)
-        pids.append(reaches(client, f"in-{name}", "Started").details["pid"])
-        client.create(f"now-{name}", ["sleep", "1000"], grace=0.1)
-        pids.append(reaches(client, f"now-{name}", "Started").details["pid"])
-        client.create(f"after-{name}", ["true"])
-        reaches(client, f"after-{name}", "Exited")
-    for name in FILES:
-        for box in (daemon.box(f"{when}-{name}") for when in ("in", "now", "after")):
-            path = box / name
-            if path.exists():
-                path.rename(box / "away")
-            HOSTILE[kind](path)
-            for log in LOGS:
-                (box / log).symlink_to("nothing")
-            HOSTILE[kind](box / "deleting.new")
+    pids, places = [], {}
+    for (row, name), (column, kind) in product(enumerate(FILES), enumerate(HOSTILE)):
+        when = WHEN[(row + column) % len(WHEN)]
+        places[f"{when}-{kind}-{name}"] = kind, name
+    for id in places:
+        is_over = id.startswith("after-")
+        client.create(id, ["true"] if is_over else ["sh", "-c", "echo begun; exec sleep 1000"], grace=0.1)
+    for id in places:
+        if id.startswith("after-"):
+            reaches(client, id, "Exited")
+        else:
+            pids.append(reaches(client, id, "Started").details["pid"])
+    for id, (kind, name) in places.items():
+        path = daemon.box(id) / name
+        if path.exists():
+            path.rename(path.with_name("away"))
+        HOSTILE[kind](path)
+        for log in LOGS:
+            path.with_name(log).symlink_to("nothing")
+        HOSTILE[kind](path.with_name("deleting.new"))
     for _ in range(2):
         for each in client.list():
             client.get(each.id)
@@ -160,8 +167,9 @@ def test_nothing_in_the_place_of_a_file_stops_the_driver(kind: str, start: Calla
         peak = Path(f"/proc/{daemon.process.pid}/status").read_text().partition("VmHWM:")[2].split()[0]
         assert int(peak) < 300_000, "kB"
         assert state(client, "well") == "Started"
-        for name in FILES:
-            assert client.delete(f"now-{name}", wait=PATIENCE), name
+        for id in places:
+            if id.startswith("now-"):
+                assert client.delete(id, wait=PATIENCE), id
         assert daemon.end(signal.SIGTERM) == 0
         daemon.start()
     for each in client.list():

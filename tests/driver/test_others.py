@@ -76,7 +76,7 @@ def test_a_gateway_gives_its_driver_no_secret_and_says_what_others_may_do_withou
         assert secret.encode() not in environment
         assert url.encode() not in environment
         assert replica.events("gateway.open") == []
-    with Replica(url, tmp_path, name="open") as replica:
+    with Replica(f"sqlite:///{tmp_path}/open.db", tmp_path, name="open") as replica:
         [event] = replica.events("gateway.open")
         assert "no tokens are set" in event["why"]
         assert f"as the user with id {os.geteuid()}" in event["why"]
