@@ -121,7 +121,7 @@ import asyncio, sys, holdfast
 
 async def main(url):
     async with holdfast.AsyncClient(url) as client:
-        elector = client.elector("work", ttl=5, renew_every=0.5, retry_every=0.2, watchdog=True)
+        elector = client.elector("work", ttl=2, renew_every=0.2, retry_every=0.2, watchdog=True)
         async def work(term):
             print("leading", term.fence, flush=True)
             await asyncio.to_thread(sys.stdin.readline)
