@@ -63,7 +63,7 @@ def used(either: str) -> Iterator[str]:
         yield either
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(("either", "shell"), [("sqlite", "bash"), ("postgres", "zsh")], indirect=["either"])
 def test_tab_completes_the_word_that_is_typed_however_it_is_quoted(used: str, shell: str) -> None:
     program, (options, prepare) = find(shell), INTERACTIVE[shell]
     with Screen(program, *options, url=used, PATH=PATH, PS1="ready> ", **PATIENT) as screen:
@@ -86,6 +86,7 @@ def test_tab_completes_the_word_that_is_typed_however_it_is_quoted(used: str, sh
         screen.sees("success")  # the list has descriptions
 
 
+@pytest.mark.parametrize("either", ["sqlite"], indirect=True)
 def test_fish_completes_words_with_descriptions(used: str) -> None:
     lines = (
         "true; holdfast release nightly-", "holdfast release 'nightly r", "holdfast ops show charge:", "holdfast his"
