@@ -63,8 +63,9 @@ def _work(slot: Any) -> None:
 
 @pytest.fixture(scope="module")
 def address(url: str, database: holdfast.Client) -> Iterator[str]:
-    """Where the dashboard is mounted: with an operator if the cookie names one."""
-    with holdfast.Client(url) as client:
+    """Where the dashboard is mounted: with an operator if the cookie names one. Its pages follow within a moment."""
+    with pytest.MonkeyPatch.context() as patch, holdfast.Client(url) as client:
+        patch.setattr("holdfast.dashboard.stream.EVERY", 0.4)
         app = Starlette()
         app.mount("/holdfast", holdfast.dashboard(client, operator=_operator))
         with served(app) as served_at:

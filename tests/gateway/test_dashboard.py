@@ -24,7 +24,7 @@ PARTS = ["problems", "glance", "leaders", "leases", "locks", "slots", "operation
 
 @pytest.fixture(scope="module")
 def replica(folder: Path) -> Iterator[Replica]:
-    with Replica(fresh(), folder) as made:
+    with Replica(fresh(), folder, feature="from holdfast.dashboard import stream; stream.EVERY = 0.4") as made:
         yield made
 
 

@@ -170,7 +170,8 @@ def test_output_is_bounded_and_a_command_that_is_missing_is_told(sqlite_url: str
 
 def test_operators_pause_and_order_runs_with_a_reason(either: str) -> None:
     program = """
-        import sys, holdfast
+        import sys, holdfast, holdfast.schedules.runner
+        holdfast.schedules.runner.LOOK_EVERY = 0.3
         client = holdfast.Client(sys.argv[1])
         client.migrate()
         def work(slot):

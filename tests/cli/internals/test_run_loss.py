@@ -263,7 +263,7 @@ background.EXIT_BUDGET = grant.CLOSE_TIMEOUT = 600
 """
     with Postgres.create() as server:
         url = migrated(server.database())
-        for name, more in (("closing", ""), ("releasing", "run._RELEASE_TIMEOUT = 600")):
+        for name, more in (("closing", "run._RELEASE_TIMEOUT = 0.2"), ("releasing", "run._RELEASE_TIMEOUT = 600")):
             before = f"{patient}\nfrom holdfast.cli import run\n{more}"
             with Run(url, *LONG, command=READS, before=before, name=name) as run:
                 run.pids()
