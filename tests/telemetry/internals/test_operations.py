@@ -14,7 +14,7 @@ from holdfast import telemetry
 from holdfast.operations.policy_checks import PolicyChecks
 from holdfast.runtime import telemetry as _wire_telemetry
 from holdfast.testing.operation_contract import leave_half_done, running
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.telemetry.conftest import Told, pairs
 
 Connect = Callable[..., Any]
@@ -24,6 +24,13 @@ KEY = holdfast.OperationKey(
 LABELS = {
     "pipeline": "etl", "task": "load", "dataset_id": "parcels", "operation_type": "upsert", "sovereignty_event": False,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _released_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that stands still, a lease that is not released in five seconds stays for its TTL."""
+    for flavour in ("", "_async"):
+        monkeypatch.setattr(f"holdfast.operations.leased_attempt{flavour}.RELEASE_TIMEOUT", PATIENCE)
 
 
 class Interrupted(BaseException):
