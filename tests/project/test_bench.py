@@ -88,6 +88,7 @@ def test_a_slow_disk_takes_two_milliseconds_for_each_flush() -> None:
         if place.slow is None:
             pytest.skip("a C compiler is not installed: apt-get install gcc")
         connection = place.psycopg(place.slow.database())
+        assert "slow_disk.so" in Path(f"/proc/{connection.info.backend_pid}/maps").read_text()
         connection.execute("create table work (text text)")
         began = time.perf_counter()
         for _ in range(5):
