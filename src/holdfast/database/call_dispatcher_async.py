@@ -3,9 +3,9 @@
 No caller sends: whatever adds a call or frees a session starts the next batch, and its answer is a callback. So a
 caller that is cancelled leaves the batch to its neighbours.
 
-Two sessions share the load when there is enough for both (``SHARE``): while the server executes the batch of one, the
-loop reads the answers of the other. So the second session is opened ahead, in the background, and no call depends on
-it. Threads gain nothing by that: the interpreter runs one of them at a time.
+On PostgreSQL two sessions share the load when there is enough for both (``SHARE``): while the server executes the batch
+of one, the loop reads the answers of the other. So the second session is opened ahead, in the background, and no call
+depends on it. Threads gain nothing by that: the interpreter runs one of them at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from holdfast.runtime.concurrency_async import AsyncOwner
 TOLERANCE = 0.05
 """Seconds by which a batch may outlive the deadline of one of its calls."""
 SHARE = 16
-"""Calls that are worth a batch on the second session while the first is busy: bench load, lease pairs."""
+"""Calls that are worth a batch of their own on the second session: bench load, lease pairs."""
+PAUSE = 0.005
+"""Seconds between two looks for late calls."""
 
 
 class AsyncCallSession(Protocol):
@@ -77,14 +79,14 @@ class _AsyncChannel:
         self.session: AsyncCallSession | None = None
         self.batch: list[QueuedCall] = []
         self.deadline = 0.0
-        """The latest of the batch."""
+        """The latest of the batch, or of the opening."""
         self.was_used = self.is_sent = False
         self.opening: asyncio.Task[None] | None = None
         self.opened_ahead = -inf
         """When that was last tried."""
 
     def is_free(self) -> bool:
-        return not self.batch and self.opening is None
+        return not self.batch and (self.opening is None or self.opening.done())
 
     def short_calls(self) -> list[QueuedCall]:
         """Those of the batch that its session may outlive."""
@@ -101,6 +103,7 @@ class AsyncCallDispatcher:
         self._closes_when_idle = self._is_late_armed = self._is_gathering = False
         self._timer: asyncio.TimerHandle | None = None
         """One for all callers, for the earliest deadline: a timer for each call would cost 3 us."""
+        self._timer_at = inf
 
     async def call(
         self, name: str, parameters: Mapping[str, Any], deadline: float, *, alone: bool = False
@@ -116,7 +119,7 @@ class AsyncCallDispatcher:
             # hot: to look at all that wait, for each call, would cost 200 ms for 4,000
             self._limit(call.deadline)
             self._arm_late()
-            if len(self._queue.waiting) == SHARE and self._second() is not None:
+            if len(self._queue.waiting) == SHARE and self._sharing() is not None:
                 self._serve()
         else:
             self._serve()
@@ -139,21 +142,23 @@ class AsyncCallDispatcher:
     async def close(self, deadline: float) -> None:
         """Calls that are being sent are Unanswered."""
         for channel in self._channels:
+            if channel.opening is not None and not channel.batch:
+                channel.opening.cancel()
             self._discard(channel)
 
     def _limit(self, deadline: float) -> None:
         """Look for late calls at that time."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + max(0.0, deadline - now())
-        if self._timer is None or at < self._timer.when():
+        if deadline < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(at, self._on_deadline)
+            self._timer_at = deadline
+            seconds = max(0.0, deadline - now())
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_deadline)
 
     def _on_deadline(self) -> None:
         """Tell the callers whose time is over. Those whose session, or its opening, ends at the same time hear of it
         then, with the reason."""
-        self._timer = None
+        self._timer, self._timer_at = None, inf
         sent = [(call, channel.is_sent) for channel in self._channels for call in channel.short_calls()]
         calls = [*sent, *((call, False) for call in self._queue.waiting)]
         for call, is_sent in calls:
@@ -163,12 +168,12 @@ class AsyncCallDispatcher:
             if not call.receiver.done():
                 call.receiver.set_exception(late(self._engine.database, is_sent=is_sent))
         if left := [call.deadline for call, _ in calls if not call.receiver.done()]:
-            self._limit(min(left))
+            self._limit(max(min(left), now() + PAUSE))
 
     # The sessions
 
     def _serve(self) -> None:
-        """Send what waits, as far as there are free channels: see the rules in ``call_dispatcher``."""
+        """Send what waits, as far as there are free channels: see the rules in ``call_dispatcher``, and SHARE."""
         if self._queue.abandoned or self.lost:
             self._find_abandoned()
         for number, channel in enumerate(self._channels):
@@ -176,37 +181,47 @@ class AsyncCallDispatcher:
                 break
             if not channel.is_free():
                 continue
-            waited, limit = now() - oldest.since if number else 0.0, MAX_CALLS
-            takes_all = number == 0 or (waited >= PATIENCE and not channel.only_reads)
-            if number < 2 and len(self._queue.waiting) >= SHARE and (second := self._second()) is not None:
-                takes_all = True
-                if number == 0 and second.is_free() and len(self._queue.waiting) >= 2 * SHARE:
-                    limit = min(MAX_CALLS, (len(self._queue.waiting) + 1) // 2)
-            if not takes_all and waited < PATIENCE and channel not in self._may_read(waited):
-                continue
-            channel.is_sent = False
-            self._queue.take(channel.batch, reads=not takes_all, limit=limit)
-            if not channel.batch:
-                continue
-            channel.deadline = max(call.deadline for call in channel.batch)
-            if short := [call.deadline for call in channel.short_calls()]:
-                self._limit(min(short))
-            self._send(channel)
+            waited = now() - oldest.since
+            if number == 0:
+                load = self._queue.load() if (second := self._sharing()) is not None and second.is_free() else 0
+                self._take(channel, limit=(load + 1) // 2 if load >= 2 * SHARE else MAX_CALLS)
+            elif waited >= PATIENCE and not channel.only_reads:
+                self._take(channel)
+            elif channel is self._sharing() and self._queue.load() >= SHARE:
+                self._take(channel, shared=True)
+            elif waited >= PATIENCE or channel in self._may_read(waited):
+                self._take(channel, reads=True)
+        self._open_ahead()
         if self._queue.waiting:
             self._limit(min(call.deadline for call in self._queue.waiting))
         self._arm_late()
 
-    def _second(self) -> _AsyncChannel | None:
-        """The session that shares the load. If it is not open yet, it is being opened from now on."""
-        if len(self._channels) == 1 or self._engine.database.dialect == "sqlite":  # one session at a time writes
+    def _take(
+        self, channel: _AsyncChannel, *, reads: bool = False, shared: bool = False, limit: int = MAX_CALLS
+    ) -> None:
+        channel.is_sent = False
+        self._queue.take(channel.batch, reads=reads, shared=shared, limit=limit)
+        if channel.batch:
+            channel.deadline = max(call.deadline for call in channel.batch)
+            if short := channel.short_calls():
+                self._limit(min(call.deadline for call in short))
+            self._send(channel)
+
+    def _sharing(self) -> _AsyncChannel | None:
+        """The channel that shares the load, if its session is open. On SQLite one session at a time can write."""
+        if len(self._channels) == 1 or self._engine.database.dialect == "sqlite":
             return None
-        second = self._channels[1]
-        if second.session is not None:
-            return second
-        if second.is_free() and len(self._queue.waiting) >= 2 * SHARE and now() >= second.opened_ahead + IDLE:
+        return self._channels[1] if self._channels[1].session is not None else None
+
+    def _open_ahead(self) -> None:
+        """Open the session that shares the load, when there is enough; after a failure not again for a while."""
+        if len(self._channels) == 1 or self._engine.database.dialect == "sqlite" or self._engine.closed:
+            return
+        first, second = self._channels[:2]
+        is_enough = len(first.batch) + len(self._queue.waiting) >= 2 * SHARE
+        if is_enough and second.session is None and second.is_free() and now() >= second.opened_ahead + IDLE:
             second.opened_ahead, second.deadline = now(), now() + IDLE
             second.opening = asyncio.get_running_loop().create_task(self._open(second))
-        return None
 
     def _find_abandoned(self) -> None:
         """What waits for a session that is lost would get no answer: its caller has to end the session."""
@@ -277,7 +292,7 @@ class AsyncCallDispatcher:
                 session.close()
                 self._fail(channel, EngineError(f"the client of {self._engine.database} is closed"))
             else:
-                channel.session = session
+                channel.session, channel.was_used = session, True
                 if not self._closes_when_idle:
                     self._close_when_idle()
                 self._send(channel)

@@ -11,21 +11,22 @@ Invariants:
   * a call is answered once, and is sent again only if the database has rolled back what it did before;
   * a refusal that a call meets among others is not believed: that call is sent again alone, and so is one that was
     rolled back twice because of others. So no neighbour can keep a call from being answered;
-  * a batch is sorted by what its calls write: two batches lock the same rows in the same order;
+  * a batch is sorted by what its calls write: two batches lock the same rows in the same order. Beats are an exception:
+    two batches whose calls found or notify several of them can meet, and part after the lock timeout;
   * **no call overtakes an abandoned write of its row.** A write is abandoned if its caller has left (cancelled, late or
     interrupted) while it was being sent: it may still be executed, and its caller may write that row again, or read
     what became of it. So a call of the same row waits until the abandoned one is answered or rolled back, or its
     session has ended. Calls of other rows and lists do not wait;
   * leases and objects share no batch. A batch holds its rows until its commit, among them the beat of another process,
     whose heartbeat then waits. So it never waits for an object, which a user's transaction may have locked: a heartbeat
-    waits for at most MAX_CALLS short statements and a commit.
+    waits for at most two times MAX_CALLS short statements and a commit: for those of both sessions of a client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from holdfast.errors import Refused
@@ -159,6 +160,12 @@ def _kind(key: Key) -> str:
     return key[0] if key[0] in ("", "object") else "lease"
 
 
+def _is_shared(call: QueuedCall) -> bool:
+    """Whether another batch may be under way beside it. Not for claims of slots: one that does not see those of the
+    other transaction tries each of their slots again."""
+    return call.key is not None and call.key is not READS and call.name != "slot_claim"
+
+
 class CallQueue:
     def __init__(self) -> None:
         self.waiting: list[QueuedCall] = []
@@ -192,12 +199,18 @@ class CallQueue:
             return self.waiting[0] if self.waiting else None
         return next((call for call in self.waiting if not self.is_held_up(call)), None)
 
-    def next_batch(self, *, reads: bool = False, limit: int = MAX_CALLS) -> list[QueuedCall]:
-        """What is to be sent next; the calls stay in the queue. ``reads``: on a session that may only read now.
-        ``limit``: how many, at most."""
+    def load(self) -> int:
+        """How many calls two sessions can share now; more than two batches of them do not count."""
+        return sum(map(_is_shared, islice(self.waiting, 2 * MAX_CALLS)))
+
+    def next_batch(self, *, reads: bool = False, shared: bool = False, limit: int = MAX_CALLS) -> list[QueuedCall]:
+        """What is to be sent next, at most ``limit`` calls; they stay in the queue. ``reads``: on a session that may
+        only read now. ``shared``: while the first session sends another batch."""
         waiting = [call for call in self.waiting if not self.is_held_up(call)] if self.abandoned else self.waiting
         if reads:
-            return [call for call in waiting if call.key is READS][:MAX_CALLS]
+            return [call for call in waiting if call.key is READS][:limit]
+        if shared:
+            waiting = list(filter(_is_shared, waiting))
         if not waiting:
             return []
         first = waiting[0]
@@ -208,9 +221,11 @@ class CallQueue:
         batch.sort(key=lambda call: call.key or READS)
         return batch
 
-    def take(self, batch: list[QueuedCall], *, reads: bool = False, limit: int = MAX_CALLS) -> None:
+    def take(
+        self, batch: list[QueuedCall], *, reads: bool = False, shared: bool = False, limit: int = MAX_CALLS
+    ) -> None:
         """Move the next batch into ``batch``, which is empty. Interrupted, it leaves no call in neither of them."""
-        batch += self.next_batch(reads=reads, limit=limit)
+        batch += self.next_batch(reads=reads, shared=shared, limit=limit)
         if len(batch) == len(self.waiting):
             self.waiting = []
         else:

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conni
 from psycopg.errors import error_from_result
 
 from holdfast.database.call_queue import Again, Answer
+from holdfast.database.engine import LOCKED
 from holdfast.database.sessions import Calls, Row, session_class
 from holdfast.database.statements import Statement, statements
 from holdfast.database.url import Database
@@ -202,7 +203,9 @@ class PostgresConnection:
             self._unprepare(error)
         if 1 <= bad <= len(names):
             return [Again.ALONE if i == bad else Again.TOGETHER for i in range(1, len(names) + 1)]
-        return [Again.ALONE] * len(names)  # the commit was refused, so each may be the reason
+        # The commit was refused. Each may be the reason, unless it waited too long for a lock, as for that of NOTIFY.
+        is_late = isinstance(error, Refused) and error.sqlstate == LOCKED
+        return [Again.TOGETHER if is_late else Again.ALONE] * len(names)
 
     def _rows(self, result: pq.abc.PGresult | None, name: str | None = None) -> list[Row]:
         """``name``: the statement, whose results always have the same columns."""

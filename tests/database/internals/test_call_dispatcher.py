@@ -65,6 +65,30 @@ def test_what_queued_while_one_was_sent_shares_a_transaction(connect: Connect, p
     assert query(postgres_url, transactions) == [(1,)]
 
 
+def test_a_commit_that_waited_too_long_for_a_lock_is_repeated_as_one(connect: Connect, postgres_url: str) -> None:
+    """NOTIFY takes a lock of the whole server at the commit: no call of the batch is to blame."""
+    client = connect(postgres_url, sessions=1)
+    client.lease("anchor", ttl=600).acquire()
+    query(
+        postgres_url,
+        """create sequence commits;
+           create function wait() returns trigger language plpgsql as $$ begin
+               if nextval('public.commits') = 1 then raise exception 'too long' using errcode = '55P03'; end if;
+               return null;
+           end $$;
+           create constraint trigger wait after insert on holdfast.lease deferrable initially deferred
+               for each row when (new.name like 'a%') execute function wait()""",
+    )
+    with ThreadPoolExecutor(MANY) as pool:
+        with occupied(client, postgres_url):
+            asked = [pool.submit(client.lease(f"a{i}", ttl=600).acquire) for i in range(MANY)]
+            eventually(lambda: queued(client) == MANY, "all others wait")
+        for asking in asked:
+            asking.result(PATIENCE).check()
+    transactions = "select count(distinct xmin::text) from holdfast.lease where name ~ '^a[0-9]'"
+    assert query(postgres_url, transactions) == [(1,)]
+
+
 def test_leases_slots_and_operations_share_a_transaction(connect: Connect, postgres_url: str) -> None:
     client = connect(postgres_url, sessions=1)
     client.lease("anchor", ttl=600).acquire()
@@ -216,6 +240,32 @@ async def test_many_tasks_are_served_by_two_sessions_at_once(postgres_url: str) 
             assert [len(channel.batch) for channel in dispatcher._channels] == [1, SHARE, 0]
         await written
     assert query(postgres_url, "select count(*) from holdfast.object") == [(4 * SHARE,)]
+
+
+async def test_a_call_that_has_waited_and_a_load_to_share_open_one_session(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are reasons to open the second, and come at once while the first is stuck."""
+    monkeypatch.setattr("holdfast.database.call_dispatcher_async.PATIENCE", 0.0)
+    async with holdfast.AsyncClient(postgres_url, sessions=2) as client:
+        await client.leases.list()
+        engine: Any = client._engine
+        opened: list[Any] = []
+        original = engine.open
+
+        async def open_one(timeout: float) -> Any:
+            opened.append(await original(timeout))
+            return opened[-1]
+
+        monkeypatch.setattr(engine, "open", open_one)
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("lock table holdfast.lease in access exclusive mode")
+            stuck = asyncio.create_task(engine.call("lease_list", {}, timeout=600.0))
+            await asyncio.sleep(0)
+            await many_puts(client)
+            assert len(opened) == 1
+            assert opened[0] in engine._dispatcher.sessions
+        await stuck
 
 
 async def test_no_call_depends_on_the_session_that_is_opened_ahead(
