@@ -272,6 +272,7 @@ async def test_no_call_depends_on_the_session_that_is_opened_ahead(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that takes no further connection."""
+    monkeypatch.setattr("holdfast.database.call_dispatcher_async.PATIENCE", 600.0)
     async with holdfast.AsyncClient(postgres_url) as client:
         await client.leases.list()
         engine: Any = client._engine
