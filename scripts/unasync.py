@@ -27,7 +27,6 @@ HAND_WRITTEN = {
     "database/sqlite_async.py",
     "driver/dial_async.py",
     "lock/executor_async.py",
-    "lock/holders_async.py",
     "runtime/concurrency_async.py",
 }
 """Pairs that differ in more than keywords: the same names, both written by hand."""

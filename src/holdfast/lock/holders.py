@@ -1,4 +1,5 @@
-"""Who holds the kernel's locks beside an SQLite file: told by /proc, which shows each open file's locks.
+"""Who holds the kernel's locks beside an SQLite file: /proc shows the locks of each open file, and the tables of the
+database have their names and ages, and who waits.
 
 Processes of other users cannot be looked into; their locks are seen all the same, and their pids are not.
 """
@@ -6,13 +7,18 @@ Processes of other users cannot be looked into; their locks are seen all the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.database.url import Database
 from holdfast.errors import Refused
 from holdfast.lock.file_locks import KINDS
+from holdfast.lock.records import LockRecord, holder_of
+from holdfast.lock.terms import Key, number
+from holdfast.timestamps import as_datetime
 
 
 class Holder(NamedTuple):
@@ -29,10 +35,10 @@ def holders(database: Database) -> list[Holder]:
     if not os.path.isdir("/proc/self/fdinfo"):
         raise Refused("who holds a lock on SQLite is told by /proc, which this system does not have")
     files = {}
-    for number, kind in enumerate(KINDS):
+    for space, kind in enumerate(KINDS):
         with suppress(FileNotFoundError):
             about = os.stat(f"{database.target}.{database.schema}-{kind}")
-            files[about.st_dev, about.st_ino] = bool(number)
+            files[about.st_dev, about.st_ino] = bool(space)
     visible = {
         Holder(pid, _program(pid), files[file], byte, shared)
         for pid in _processes()
@@ -98,3 +104,48 @@ def _everybodys() -> Iterator[tuple[tuple[int, int], int, bool]]:
 def _bytes(first: str, last: str) -> range:
     """All of a range: the kernel shows neighbouring bytes that one descriptor has locked as one lock."""
     return range(int(first), int(first if last == "EOF" else last) + 1)
+
+
+class FileLockTables:
+    """What the tables say about the locks that the kernel holds.
+
+    ``rows``: of ``lock_list``. ``ours``: names that this client knows, which may not be written yet."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], ours: Mapping[Key, str]) -> None:
+        self._names: dict[int, str] = {}
+        self._namespaces: dict[int, str] = {}
+        self._since: dict[tuple[int, bool, int], float] = {}
+        self._applications: dict[int, str] = {}
+        self._waiting: Counter[tuple[bool, int]] = Counter()
+        for row in rows:
+            key, pid = row["key"], row["pid"]
+            if row["name"] is not None:
+                self._names[key] = row["name"]
+            elif row["namespace"] is not None:
+                self._namespaces[key] = row["namespace"]
+            elif os.path.isdir(f"/proc/{pid}"):
+                lock = bool(row["pair"]), key
+                self._waiting[lock] += row["waiting"]
+                self._applications[pid] = row["application"]
+                if row["since"] is not None:
+                    self._since[pid, *lock] = min(row["since"], self._since.get((pid, *lock), row["since"]))
+        self._names |= {number(key): name for key, name in ours.items() if len(key) == 1}
+
+    def holder(self, pair: bool, key: int) -> LockRecord | None:
+        """A holder that is noted."""
+        pid = next((pid for pid, *lock in self._since if lock == [pair, key]), None)
+        return None if pid is None else self.record(Holder(pid, None, pair, key, shared=False))
+
+    def record(self, held: Holder) -> LockRecord:
+        namespace, entity_id, name = None, held.byte, self._names.get(held.byte)
+        if held.pair:
+            first, second = held.byte >> 32, held.byte & 0xFFFFFFFF
+            namespace, entity_id, name = self._namespaces.get(first, str(first)), second - (second >> 31 << 32), None
+        since = None if held.pid is None else self._since.get((held.pid, held.pair, held.byte))
+        application = held.program if held.pid is None else self._applications.get(held.pid, held.program)
+        return LockRecord(
+            held.pid, holder_of(application), application, None, None, namespace, entity_id, name,
+            "shared" if held.shared else "exclusive", granted=True, held_since=as_datetime(since),
+            duration=None if since is None else max(0.0, time.time() - since),
+            waiting=self._waiting[held.pair, held.byte], blocked_by=(),
+        )  # fmt: skip

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from holdfast.database.engine import CALL_TIMEOUT, Engine
 from holdfast.errors import HoldfastError, Refused, Unanswered
 from holdfast.lock.executor import owner
-from holdfast.lock.file_lock_tables import FileLockTables
-from holdfast.lock.holders import holders
+from holdfast.lock.holders import FileLockTables, holders
 from holdfast.lock.records import LockRecord
 from holdfast.lock.terms import Key, number
 from holdfast.names import check_said
-from holdfast.runtime.concurrency import Mutex
+from holdfast.runtime.concurrency import Mutex, call_blocking
 
 if TYPE_CHECKING:
     from holdfast.lock.handle import LockSpace
@@ -46,7 +45,7 @@ class LockMonitor:
             records = [LockRecord._of(row) for row in rows]
         else:
             tables = FileLockTables(self._engine.call("lock_list", {}), ours)
-            records = [tables.record(each) for each in holders(self._engine.database)]
+            records = [tables.record(each) for each in call_blocking(holders, self._engine.database)]
         return sorted(
             records, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
         )

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine
 from holdfast.errors import HoldfastError, Refused, Unanswered
 from holdfast.lock.executor_async import owner
-from holdfast.lock.file_lock_tables import FileLockTables
-from holdfast.lock.holders_async import holders
+from holdfast.lock.holders import FileLockTables, holders
 from holdfast.lock.records import LockRecord
 from holdfast.lock.terms import Key, number
 from holdfast.names import check_said
-from holdfast.runtime.concurrency_async import AsyncMutex
+from holdfast.runtime.concurrency_async import AsyncMutex, call_blocking
 
 if TYPE_CHECKING:
     from holdfast.lock.handle_async import AsyncLockSpace
@@ -45,7 +44,7 @@ class AsyncLockMonitor:
             records = [LockRecord._of(row) for row in rows]
         else:
             tables = FileLockTables(await self._engine.call("lock_list", {}), ours)
-            records = [tables.record(each) for each in await holders(self._engine.database)]
+            records = [tables.record(each) for each in await call_blocking(holders, self._engine.database)]
         return sorted(
             records, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
         )
