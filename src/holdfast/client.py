@@ -16,6 +16,7 @@ from holdfast.errors import PolicyDenied
 from holdfast.lease.handle import Lease
 from holdfast.lease.reentry import ReentrySecrets, check_secret
 from holdfast.lease.terms import Failover, LeaseTerms
+from holdfast.lock.terms import Name, reserved
 from holdfast.names import (
     OnLost,
     Unset,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from holdfast.lineage.relays import Relays
     from holdfast.lock.handle import Lock, LockGrant, LockSpace
     from holdfast.lock.monitor import LockMonitor
-    from holdfast.lock.terms import Name
     from holdfast.objects.objects import Objects
     from holdfast.operations.energy import Meter
     from holdfast.operations.lineage_terms import Lineage
@@ -252,8 +252,6 @@ class Client:
 
     def _reserved_lock(self, namespace: str, number: int, *, timeout: float) -> Lock:
         """A lock of holdfast's own, in a namespace that ``lock`` refuses."""
-        from holdfast.lock.terms import reserved
-
         space = self._locks or self._open_locks()
         return space.lock(space, reserved(namespace, number), timeout, False, "flag")
 

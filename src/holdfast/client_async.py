@@ -15,6 +15,7 @@ from holdfast.errors import PolicyDenied
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.reentry import ReentrySecrets, check_secret
 from holdfast.lease.terms import Failover, LeaseTerms
+from holdfast.lock.terms import Name, reserved
 from holdfast.names import (
     OnLost,
     Unset,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from holdfast.lineage.relays_async import AsyncRelays
     from holdfast.lock.handle_async import AsyncLock, AsyncLockGrant, AsyncLockSpace
     from holdfast.lock.monitor_async import AsyncLockMonitor
-    from holdfast.lock.terms import Name
     from holdfast.objects.objects_async import AsyncObjects
     from holdfast.operations.energy import Meter
     from holdfast.operations.lineage_terms import Lineage
@@ -251,8 +251,6 @@ class AsyncClient:
 
     def _reserved_lock(self, namespace: str, number: int, *, timeout: float) -> AsyncLock:
         """A lock of holdfast's own, in a namespace that ``lock`` refuses."""
-        from holdfast.lock.terms import reserved
-
         space = self._locks or self._open_locks()
         return space.lock(space, reserved(namespace, number), timeout, False, "flag")
 

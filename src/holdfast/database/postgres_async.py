@@ -18,8 +18,7 @@ from psycopg import OperationalError, pq
 
 from holdfast.database.call_queue import Again, Answer
 from holdfast.database.postgres import PostgresConnection, PostgresSession
-from holdfast.database.sessions import Calls, Row, session_class
-from holdfast.database.socket_ready import is_readable
+from holdfast.database.sessions import Calls, Row, is_readable, session_class
 from holdfast.database.statements import Statement
 from holdfast.database.url import Database
 from holdfast.errors import Refused, Unanswered, Unreachable

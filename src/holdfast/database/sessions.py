@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -86,3 +87,14 @@ def session_class(cls: type[S]) -> type[S]:
     from holdfast.database.failpoints import armed
 
     return armed(cls)
+
+
+def is_readable(descriptor: int) -> bool:
+    """Whether a socket has something to read, asked of the kernel.
+
+    An event loop reports a readable socket until it has been read. uvloop reports a failed connection only once, and
+    the server's last message may arrive together with the failure. So a reader that expects more asks the kernel.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from time import sleep
+from typing import TYPE_CHECKING
 
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
-from holdfast.lock import background
-from holdfast.lock.executor_async import CALL_TIMEOUT, LoopExecutor
+from holdfast.lock.executor_async import CALL_TIMEOUT, THREAD, LoopExecutor, background
 from holdfast.lock.pool import LockRequest, LockSession, Pool
 from holdfast.lock.terms import State
 from holdfast.runtime.clock import now
-from holdfast.runtime.concurrency import NAP, Owner, Wakeup
+from holdfast.runtime.concurrency import NAP, Wakeup
+
+if TYPE_CHECKING:
+    from holdfast.database.engine import Engine
 
 _CLOSE_TIMEOUT = 2.0
 
@@ -30,7 +32,7 @@ class _Me(threading.local):
     """Identifies a thread. Thread idents are reused, and context variables are inherited, so neither serves."""
 
     def __init__(self) -> None:
-        self.owner: object = background.THREAD if threading.current_thread().name == background.THREAD else object()
+        self.owner: object = THREAD if threading.current_thread().name == THREAD else object()
 
 
 _me = _Me()
@@ -48,8 +50,8 @@ def _wake(request: LockRequest) -> None:
 
 
 class Executor:
-    def __init__(self, database: Database, _: Owner, check_open: Callable[[], None], *, kept: int, extra: int) -> None:
-        self.database, self._check_open = database, check_open
+    def __init__(self, database: Database, engine: Engine, *, kept: int, extra: int) -> None:
+        self.database, self._engine = database, engine
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._core: LoopExecutor | None = None
@@ -91,7 +93,7 @@ class Executor:
         if core is None:
             return
         try:
-            if me is background.THREAD or core.pool.writer is me:  # the garbage collector ends a block here
+            if me is THREAD or core.pool.writer is me:  # the garbage collector ends a block here
                 core.post(core.finish, request)
                 return
             request.waker, request.caller, session = None, me, None
@@ -141,7 +143,8 @@ class Executor:
     def _start(self) -> LoopExecutor:
         kept, extra = self._limits
         with self._starting:
-            self._check_open()
+            if self._engine.closing:
+                raise EngineError(f"the client of {self._engine.database} is closed")
             pool = Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
             core = LoopExecutor(self.database, pool, background.loop(), _wake, shared=True)
             self._core = self._core or core  # a signal handler may have made one meanwhile

@@ -1,7 +1,8 @@
 """Carries out what the pool decides, on an event loop: opens sessions, sends, receives, wakes, keeps time.
 
-An AsyncClient has one on its own loop. A Client has one on the loop of a background thread, for all that the callers'
-threads do not send themselves (``executor``). It decides nothing about locks.
+An AsyncClient has a ``LoopExecutor`` on its own loop. A Client has one on the loop of a background thread
+(``LoopThread``), for all that the callers' threads do not send themselves (``executor``). It decides nothing about
+locks. ``LockWire`` is a session as it sees one.
 
 Every event goes to the pool under ``mutex``. An interrupt during an event leaves the pool half changed. The next event
 notices it, and ``repair`` closes all sessions, reports every grant as lost, and begins with a new pool.
@@ -19,30 +20,44 @@ Who reads from a session:
 from __future__ import annotations
 
 import asyncio
+import atexit
 import math
 import os
 import select
 import threading
 from asyncio import AbstractEventLoop, current_task, get_running_loop
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
-from holdfast.database.socket_ready import is_readable
+from holdfast.database.sessions import is_readable
 from holdfast.database.url import Database
-from holdfast.errors import EngineError, Unanswered
-from holdfast.lock import background, wire
-from holdfast.lock.pool import Action, Close, LockRequest, LockSession, Lose, Note, Open, Pool, Send, Wait
+from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.lock import log
+from holdfast.lock.pool import (
+    Action,
+    Answers,
+    Close,
+    Entry,
+    LockRequest,
+    LockSession,
+    Lose,
+    Note,
+    Op,
+    Open,
+    Pool,
+    Send,
+    Wait,
+)
 from holdfast.lock.terms import Key
-from holdfast.lock.wire import Answers, LockWire
+from holdfast.runtime import forks
 from holdfast.runtime.clock import now
-from holdfast.runtime.concurrency_async import AsyncOwner
-from holdfast.runtime.log import logger
 
-log = logger("holdfast.lock")
+if TYPE_CHECKING:
+    from holdfast.database.engine_async import AsyncEngine
 
 CALL_TIMEOUT = 10.0
 """Seconds for a statement that never waits. A session that does not answer in this time is given up."""
@@ -56,6 +71,159 @@ MAX_NAMES = 10_000
 Wake = Callable[[LockRequest], None]
 """Wakes the caller of a request that is decided."""
 _HANG_UP = getattr(select, "EPOLLRDHUP", 0)
+THREAD = "holdfast-locks"
+
+
+class LockWire(Protocol):
+    """One session for locks: a PostgreSQL connection, or the lock files of an SQLite database. Methods raise Unanswered
+    when it is gone."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """Readable when there is an answer. None: ``send`` has the answers at once, and waiting is polling."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until it is worth while to poll again, where there is no descriptor."""
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether ``receive`` still has to return an answer."""
+
+    def run(self, entry: Entry, unlocks: bool, patience: float | None) -> bool | None:
+        """Try or unlock a key and wait for the answer, in a thread that has the session to itself. None when nothing
+        arrives within ``patience`` milliseconds. Then, and when it is interrupted, ``drain`` comes next."""
+
+    def start(self, entry: Entry, unlocks: bool) -> None:
+        """Try or unlock a key, to be answered by ``receive``."""
+
+    def send(self, ops: Sequence[Op]) -> None:
+        """Send ops in one statement, to be answered by ``receive``."""
+
+    def wait(self, key: Key, shared: bool) -> None:
+        """Block in the server's queue, to be answered by ``receive``."""
+
+    def receive(self) -> Answers | EngineError | None:
+        """The answers, one for each op, or the server's error. None: more is to come."""
+
+    def drain(self) -> bool:
+        """After an interrupt or a timeout: whether an answer is still to come, which ``receive`` then discards."""
+
+    def problem(self) -> str | None:
+        """Why what is locked here is locked no more, where no descriptor tells."""
+
+    def has_failed_note(self) -> bool:
+        """Whether a note that was answered could not be written. Reported once."""
+
+    def hang_up(self) -> None:
+        """Break the connection, from any thread: the one that uses it gets an error."""
+
+    def close(self) -> None: ...
+
+    def end(self) -> None:
+        """Close it, and wait until the server has closed it, too, but not for long."""
+
+
+def open_wire(database: Database, timeout: float) -> LockWire:
+    if database.dialect == "sqlite":
+        from holdfast.lock.file_locks import FileLockWire
+
+        return FileLockWire.open(database, timeout)
+    from holdfast.lock.postgres import PostgresLockWire
+
+    return PostgresLockWire.open(database, timeout)
+
+
+def open_in_thread(
+    database: Database, timeout: float, arrive: Callable[[LockWire | None, Exception | None], None]
+) -> None:
+    """Call ``arrive`` with the session or the error, in a thread: connecting waits for the network and the resolver.
+    Files are opened at once. ``arrive`` raises RuntimeError when its event loop is closed."""
+
+    def connect() -> None:
+        wire: LockWire | None = None
+        problem: Exception | None = None
+        try:
+            wire = open_wire(database, timeout)
+        except Exception as error:
+            problem = error
+        try:
+            arrive(wire, problem)
+        except RuntimeError:
+            if wire is not None:
+                wire.close()
+
+    if database.dialect == "sqlite":
+        try:
+            arrive(open_wire(database, timeout), None)
+        except Refused as error:
+            arrive(None, error)
+        return
+    try:
+        threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
+    except RuntimeError as error:  # the system has no more threads
+        arrive(None, Unreachable(f"{database}: {error}"))
+
+
+def close_in_thread(wire: LockWire, closed: Callable[[], object]) -> None:
+    """Call ``closed`` when the session has ended, in a thread: the server takes its time. Files are closed at once.
+    ``closed`` raises RuntimeError when its event loop is closed."""
+
+    def close() -> None:
+        try:
+            wire.end()
+        finally:
+            with suppress(RuntimeError):
+                closed()
+
+    if wire.descriptor is None:
+        close()
+        return
+    try:
+        threading.Thread(target=close, name="holdfast-close", daemon=True).start()
+    except RuntimeError:  # the system has no more threads
+        wire.close()
+        closed()
+
+
+class LoopThread:
+    """An event loop in a daemon thread, one a process, for what the blocking flavour cannot do in its callers' threads.
+    A forked child has no such thread, and begins with one of its own."""
+
+    def __init__(self) -> None:
+        self.patience: float | None = None
+        """Milliseconds that a thread waits for an answer. None: for ever, because the loop ends sessions that do not
+        answer."""
+        self._running: dict[int, tuple[AbstractEventLoop, threading.Thread]] = {}
+        """By ``forks.era``. The loop of a parent stays here: the parent uses its selector, too, so never close it."""
+        atexit.register(self._stop)
+
+    def loop(self) -> AbstractEventLoop:
+        """Starts it at first use. Its callbacks wait for callers only while those change a pool."""
+        running = self._running.get(forks.era)
+        if running is None:
+            loop = asyncio.SelectorEventLoop()  # not the application's kind, see ``sessions.is_readable``
+            thread = threading.Thread(target=loop.run_forever, name=THREAD, daemon=True)
+            thread.start()
+            running = self._running.setdefault(forks.era, (loop, thread))
+            if running[0] is not loop:  # another thread, or a signal handler, was faster
+                self._end(loop, thread)
+        return running[0]
+
+    def _stop(self) -> None:
+        """At the end of the process."""
+        self.patience = 10_000.0
+        if (running := self._running.pop(forks.era, None)) is not None:
+            self._end(*running)
+
+    def _end(self, loop: AbstractEventLoop, thread: threading.Thread) -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(1.0)
+        if not thread.is_alive():
+            loop.close()
+
+
+background = LoopThread()
 
 
 class LoopExecutor:
@@ -317,7 +485,7 @@ class LoopExecutor:
                 opened.close()
             self.loop.call_soon_threadsafe(self._arrive, session, opened, error)
 
-        wire.open_in_thread(self.database, CALL_TIMEOUT, arrive)
+        open_in_thread(self.database, CALL_TIMEOUT, arrive)
 
     def _arrive(self, session: LockSession, opened: LockWire | None, error: Exception | None) -> None:
         if opened is None:
@@ -392,7 +560,7 @@ class LoopExecutor:
                 timer.cancel()
             if session in self.pool.closing:
                 closed = partial(self.loop.call_soon_threadsafe, self.event, Pool.closed, session)
-                wire.close_in_thread(session.wire, closed)
+                close_in_thread(session.wire, closed)
             elif not has_sender:
                 session.wire.close()
             else:
@@ -646,10 +814,8 @@ def _resolve(request: LockRequest) -> None:
 class AsyncExecutor:
     """The locks of one AsyncClient."""
 
-    def __init__(
-        self, database: Database, client: AsyncOwner, check_open: Callable[[], None], *, kept: int, extra: int
-    ) -> None:
-        self.database, self._client, self._check_open = database, client, check_open
+    def __init__(self, database: Database, engine: AsyncEngine, *, kept: int, extra: int) -> None:
+        self.database, self._engine, self._client = database, engine, engine.owner
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._core: LoopExecutor | None = None
@@ -765,7 +931,8 @@ class AsyncExecutor:
             self._waiting.clear()
 
     def _start(self, loop: AbstractEventLoop) -> LoopExecutor:
-        self._check_open()
+        if self._engine.closing:
+            raise EngineError(f"the client of {self._engine.database} is closed")
         kept, extra = self._limits
         pool = Pool(kept=kept, extra=extra, server_queues=self.database.dialect == "postgres")
         self._core = core = LoopExecutor(

@@ -17,6 +17,7 @@ from weakref import ref
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, HoldfastError, LockLost, Refused, Unanswered, Unreachable
+from holdfast.lock import log
 from holdfast.lock.executor_async import CALL_TIMEOUT, AsyncExecutor, owner
 from holdfast.lock.pool import LockRequest
 from holdfast.lock.terms import PAIR, Key, Name, State, Target, check_on_lost, refusal, target, targets
@@ -25,13 +26,10 @@ from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import AsyncCancelScope, sleep
 from holdfast.runtime.exit import LOST_STATUS
-from holdfast.runtime.log import logger
 
 if TYPE_CHECKING:
     from holdfast.lock.monitor_async import AsyncHolderLookup
     from holdfast.lock.records import LockRecord
-
-log = logger("holdfast.lock")
 
 _REASONS = {"gone": "timeout"}
 """What telemetry calls a refusal, if not by the state of its request."""
@@ -425,7 +423,7 @@ class AsyncLockSpace:
 
     def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
         self.engine, self.targets = engine, targets(database.schema, database.dialect == "sqlite")
-        self.executor = AsyncExecutor(database, engine.owner, engine.check_open, kept=kept, extra=extra)
+        self.executor = AsyncExecutor(database, engine, kept=kept, extra=extra)
         self.era = forks.era
         self._lookup: AsyncHolderLookup | None = None
         self._namespaces: dict[str, bytes] = {}
@@ -450,9 +448,10 @@ class AsyncLockSpace:
         return None if number is None else (number, wanted.number)
 
     async def find_key(self, wanted: Target, timeout: float) -> Key:
-        """Asks the database for the number of the namespace, which never changes."""
-        parameters = {"name": wanted.namespace}
-        [row] = await self.engine.call("lock_namespace", parameters, timeout=min(timeout, CALL_TIMEOUT))
+        """Asks the database for the number of the namespace, which never changes. It does not ask in a session for
+        locks: the answer may have to wait for a transaction that has just used the namespace for the first time."""
+        parameters, timeout = {"name": wanted.namespace}, min(timeout, CALL_TIMEOUT)
+        [row] = await self.engine.call("lock_namespace", parameters, timeout=timeout)
         self._namespaces[wanted.namespace] = number = b"%d" % row["id"]
         return number, wanted.number
 

@@ -126,6 +126,10 @@ class Op(NamedTuple):
     note: Note | None = None
 
 
+Answers = Sequence[bool | int | None]
+"""To a statement: one for each op."""
+
+
 class LockSession:
     """One connection: being opened, open, or over. ``wire`` and ``noted`` belong to the executor."""
 

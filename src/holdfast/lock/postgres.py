@@ -19,10 +19,9 @@ from psycopg import OperationalError, pq
 from holdfast.database.postgres import PostgresConnection, PostgresSession
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Unanswered
-from holdfast.lock.pool import Entry, Note, Op
+from holdfast.lock.pool import Answers, Entry, Note, Op
 from holdfast.lock.pooler import PROBE, check_that_it_stays
 from holdfast.lock.terms import Key, number
-from holdfast.lock.wire import Answers
 from holdfast.runtime.clock import now
 
 _NAMES = {

@@ -14,7 +14,7 @@ import pytest
 from psycopg import pq
 
 import holdfast
-from holdfast.lock import executor_async, postgres, wire
+from holdfast.lock import executor_async, postgres
 from holdfast.lock.postgres import PostgresLockWire
 from holdfast.testing import Proxy
 from tests.children import PATIENCE, backends, eventually, until
@@ -65,7 +65,7 @@ def test_a_session_that_is_opened_after_its_client_was_closed_is_closed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the event loop of the client does not run any more."""
-    connects, real = threading.Event(), wire.open_wire
+    connects, real = threading.Event(), executor_async.open_wire
 
     def open_late(*arguments: Any) -> Any:
         connects.wait(PATIENCE)
@@ -82,7 +82,7 @@ def test_a_session_that_is_opened_after_its_client_was_closed_is_closed(
         with pytest.raises(holdfast.EngineError, match="closed"):
             await acquiring
 
-    monkeypatch.setattr(wire, "open_wire", open_late)
+    monkeypatch.setattr(executor_async, "open_wire", open_late)
     with closing(asyncio.new_event_loop()) as loop:
         loop.run_until_complete(close_while_it_connects())
         connects.set()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.lock import background
+from holdfast.lock.executor_async import background
 from tests.children import PATIENCE
 from tests.interrupts import Interrupt
 

@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import holdfast
-from holdfast.lock import background, executor_async
-from holdfast.lock.executor_async import AsyncExecutor, LoopExecutor, _Answer
+from holdfast.lock import executor_async
+from holdfast.lock.executor_async import AsyncExecutor, LoopExecutor, _Answer, background
 from tests import interrupts
 from tests.children import PATIENCE, eventually, until
 from tests.interrupts import returns
@@ -203,12 +203,11 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
 def stop_background(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Stops the background thread, so that the next lock starts it, as the first one of a process does. The thread that
     other tests have started is left alone."""
-    monkeypatch.setattr(background, "_running", None)
+    monkeypatch.setattr(background, "_running", {})
 
     def stop() -> None:
-        running, background._running = background._running, None
-        if running is not None:
-            loop, thread = running
+        while background._running:
+            _, (loop, thread) = background._running.popitem()
             loop.call_soon_threadsafe(loop.stop)
             thread.join(PATIENCE)
             loop.close()

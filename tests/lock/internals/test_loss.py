@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 import holdfast
-from holdfast.database.socket_ready import is_readable
+from holdfast.database.sessions import is_readable
 from holdfast.database.url import parse
 from holdfast.errors import Unanswered
 from holdfast.lock import executor_async

@@ -421,9 +421,9 @@ def test_sessions_of_threads_are_bounded_while_many_wait(postgres_url: str) -> N
 _TURNS = """
 import os, sys, threading, time, holdfast
 from holdfast.database.url import parse
-from holdfast.lock import file_queue
+from holdfast.lock import file_locks
+from holdfast.lock.executor_async import open_wire
 from holdfast.lock.terms import number
-from holdfast.lock.wire import open_wire
 from tests.lock.looks import core
 
 url, history, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -432,7 +432,7 @@ lock = client.lock("a", timeout=600)
 client.lock("warm").acquire().release()
 events = os.open(history, os.O_WRONLY | os.O_APPEND)
 if not seconds:
-    file_queue.PAUSED = 600.0  # else a process that the machine does not run for a moment is overtaken
+    file_locks.PAUSED = 600.0  # else a process that the machine does not run for a moment is overtaken
     queue, byte = open_wire(parse(url), 1.0)._queue, number(lock._target.key)
 
 def wait_for_rival():

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.lock import executor, executor_async, wire
+from holdfast.lock import executor, executor_async
 from holdfast.lock.monitor import HolderLookup
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE, backends, eventually, query
@@ -47,13 +47,13 @@ def test_the_age_of_a_lock_counts_from_its_grant_however_long_connecting_took(
     connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server answers 100 s later, by the clock that the client uses."""
-    answers, late, real = threading.Event(), threading.Event(), wire.open_wire
+    answers, late, real = threading.Event(), threading.Event(), executor_async.open_wire
 
     def open_late(*arguments: Any) -> Any:
         answers.wait(PATIENCE)
         return real(*arguments)
 
-    monkeypatch.setattr(wire, "open_wire", open_late)
+    monkeypatch.setattr(executor_async, "open_wire", open_late)
     for module in (executor, executor_async):
         monkeypatch.setattr(module, "now", lambda: now() + 100 * late.is_set())
     with ThreadPoolExecutor(1) as thread:

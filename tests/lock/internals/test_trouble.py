@@ -22,8 +22,8 @@ import pytest
 import holdfast
 from holdfast.database.statements import statements
 from holdfast.database.url import parse
-from holdfast.lock import executor_async, file_queue, wire
-from holdfast.lock.executor_async import LoopExecutor
+from holdfast.lock import executor_async, file_locks
+from holdfast.lock.executor_async import LoopExecutor, LoopThread, open_wire
 from holdfast.lock.pool import Entry, LockRequest
 from holdfast.lock.terms import _Targets
 from holdfast.runtime.clock import now
@@ -105,7 +105,7 @@ def test_a_session_that_never_comes_about_is_given_up(
     with monkeypatch.context() as patch:
         patch.setattr(executor_async, "SWEEP", 0.02)
         patch.setattr(executor_async, "CALL_TIMEOUT", 0.1)
-        patch.setattr(wire, "open_in_thread", lambda *_: None)
+        patch.setattr(executor_async, "open_in_thread", lambda *_: None)
         with pytest.raises(holdfast.EngineError, match="did not answer in time"):
             client.lock("a", timeout=60).acquire()
     assert client.lock("a", timeout=PATIENCE).acquire().release() is True
@@ -229,8 +229,8 @@ def test_readers_of_other_processes_do_not_pass_a_writer_that_waits(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel would let them in beside the reader that holds it, one after the other."""
-    monkeypatch.setattr(file_queue, "PAUSED", 600)
-    holder, writer, reader = wires = [wire.open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    monkeypatch.setattr(file_locks, "PAUSED", 600)
+    holder, writer, reader = wires = [open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
     key = (b"7",)
     entry = Entry(key, LockRequest(key, "", waits=True, shared=True))
     assert holder.run(entry, False, 0.0)
@@ -239,7 +239,7 @@ def test_readers_of_other_processes_do_not_pass_a_writer_that_waits(
     reader.wait(key, True)
     for _ in range(100):
         assert (writer.receive(), reader.receive()) == (None, None)
-    newcomer = wire.open_wire(parse(sqlite_url), 1.0)
+    newcomer = open_wire(parse(sqlite_url), 1.0)
     assert not newcomer.run(entry, False, 0.0)
     newcomer.close()
     holder.run(entry, True, 0.0)
@@ -252,8 +252,8 @@ def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
-    monkeypatch.setattr(file_queue, "PAUSED", 600)
-    greedy, first, second = wires = [wire.open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    monkeypatch.setattr(file_locks, "PAUSED", 600)
+    greedy, first, second = wires = [open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
     entry = Entry((b"7",), LockRequest((b"7",), "", waits=True, shared=False))
 
     def takes(wire: Any) -> Any:
@@ -274,7 +274,7 @@ def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(
     greedy.run(entry, True, 0.0)
     assert waits(second), "it is not the first"
     with monkeypatch.context() as patch:
-        patch.setattr(file_queue, "PAUSED", -1)
+        patch.setattr(file_locks, "PAUSED", -1)
         assert second.receive() == [True], "the first does not poll, as if it were stopped"
     second.run(entry, True, 0.0)
     second.wait(entry.key, False)
@@ -414,3 +414,21 @@ def test_a_signal_handler_that_locks_during_the_very_first_acquire(
         grants.append(client.lock("main", timeout=PATIENCE).acquire())
         assert {grant._request.entry.session for grant in grants} == set(executor.pool.holds), "one pool for both"
         assert [grant.release() for grant in grants] == [True, True]
+
+
+def test_two_threads_that_start_the_background_thread_at_once_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a signal handler and the thread that it has interrupted."""
+    background, real = LoopThread(), asyncio.SelectorEventLoop
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def create() -> asyncio.AbstractEventLoop:
+        loops.append(loop := real())
+        if len(loops) == 1:
+            background.loop()
+        return loop
+
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", create)
+    assert background.loop() is background.loop() is loops[1]
+    assert [loop.is_closed() for loop in loops] == [True, False]
+    background._stop()
+    assert loops[1].is_closed()
