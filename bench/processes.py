@@ -39,8 +39,8 @@ class _Beating:
         client = place.client(url)
         self.grants = [client.lease(f"lease-{each}", ttl=60, renew_every=0.01).acquire() for each in range(number)]
         self._connection = place.psycopg(url)
-        [self._beat] = self._connection.execute("select id from holdfast.beat").fetchone()
         keeper: Any = keeper_of(client._database)
+        [self._beat] = [beat.id for beat in keeper._beats]
         self._taken: list[float] = []
         renew = keeper._renew
 

@@ -7,7 +7,7 @@ grant execute on function
     holdfast.sql_version, holdfast.lease_try, holdfast.lease_acquire, holdfast.lease_renew, holdfast.lease_status, holdfast.lease_release, holdfast.lease_abandon,
     holdfast.lease_clear, holdfast.fence_ahead, holdfast.lease_list, holdfast.lease_history, holdfast.lease_protect,
     holdfast.lease_protect_at_commit, holdfast.lease_protect_proven,
-    holdfast.owner_hold, holdfast.beat_renew, holdfast.beat_leases, holdfast.beat_wanted, holdfast.beat_end,
+    holdfast.owner_hold, holdfast.beat_renew, holdfast.beat_leases, holdfast.beat_release, holdfast.beat_wanted, holdfast.beat_end,
     holdfast.lock_key, holdfast.lock_namespace, holdfast.lock_note, holdfast.lock_holds, holdfast.lock_label,
     holdfast.guard_acquire, holdfast.elector_acquire, holdfast.gate_require, holdfast.gate_trigger,
     holdfast.shard_list, holdfast.slot_claim, holdfast.slot_renew, holdfast.slot_release, holdfast.slot_list, holdfast.slot_abandon,

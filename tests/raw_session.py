@@ -70,8 +70,12 @@ class Raw:
         return rows
 
     def acquire(self, name: str, holder: str = "somebody", **others: Any) -> Row:
-        [row] = self.call("lease_acquire", **acquisition(name, holder, **others))
-        return row
+        """The answer, with the token and the beat that it was asked for with, unless it was refused."""
+        asked = acquisition(name, holder, **others)
+        if asked["process"] is not None:
+            asked["beat"] = asked["beat"] or str(uuid4())
+        [row] = self.call("lease_acquire", **asked)
+        return row | {secret: None if row["fence"] is None else asked[secret] for secret in ("token", "beat")}
 
     def done(self, statement: str, **parameters: Any) -> bool:
         return bool(self.call(statement, **parameters)[0]["done"])

@@ -11,21 +11,21 @@ class NoFence(Holdfast):
     """Reads the lease without a lock, and trusts it for the rest of the transaction."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
-        check_held(connection, "select from holdfast.lease where name = %s and token = %s", grant)
+        check_held(connection, grant)
 
 
 class ForKeyShare(Holdfast):
     """The weakest row lock does not conflict with an update that keeps the key, as that of a takeover does."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
-        check_held(connection, "select from holdfast.lease where name = %s and token = %s for key share", grant)
+        check_held(connection, grant, "for key share")
 
 
 class InASavepoint(Holdfast):
     """Does not refuse an open savepoint, and loses its row lock when that is rolled back."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
-        check_held(connection, "select from holdfast.lease where name = %s and token = %s for share", grant)
+        check_held(connection, grant, "for share")
 
 
 class AdvisoryGuard(Holdfast):
@@ -33,7 +33,7 @@ class AdvisoryGuard(Holdfast):
 
     def protect(self, connection: Connection, grant: Grant) -> None:
         connection.execute("select pg_advisory_xact_lock_shared(hashtext(%s))", [grant.name])
-        check_held(connection, "select from holdfast.lease where name = %s and token = %s", grant)
+        check_held(connection, grant)
 
 
 class AtCommit(Holdfast):
@@ -50,7 +50,9 @@ class PlainTrigger(Holdfast):
         connection.execute("""
             create table guard (name text, token uuid);
             create function guard() returns trigger language plpgsql as $$ begin
-                if not exists (select from holdfast.lease l where l.name = new.name and l.token = new.token) then
+                if not exists (
+                    select from holdfast.lease l where l.name = new.name and l.token = sha256(uuid_send(new.token))
+                ) then
                     raise exception 'the lease has passed on';
                 end if;
                 return null;
@@ -63,7 +65,8 @@ class PlainTrigger(Holdfast):
         connection.execute("insert into guard values (%s, %s)", [grant.name, grant.token])
 
 
-def check_held(connection: Connection, statement: str, grant: Grant) -> None:
+def check_held(connection: Connection, grant: Grant, lock: str = "") -> None:
+    statement = f"select from holdfast.lease where name = %s and token = sha256(uuid_send(%s)) {lock}"
     if connection.execute(statement.encode(), [grant.name, grant.token]).fetchone() is None:
         raise LockNotAvailable("the lease has passed on")
 

@@ -1,4 +1,5 @@
-"""An SQLite file contains tokens: it is its owner's alone unless the URL says otherwise, and readers cannot lock it."""
+"""An SQLite file contains objects and results: it is its owner's alone unless the URL says otherwise, and readers
+cannot lock it."""
 
 from __future__ import annotations
 

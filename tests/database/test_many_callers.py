@@ -20,8 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from hashlib import sha256
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -439,7 +441,7 @@ class Model:
                 with suppress(holdfast.LeaseLost):
                     self.callers.result(each.function)
         names = {each.name for each in attempts if each.call.kind in ("lease", "release")}
-        held = {name: (grant.token, grant.fence) for name, grant in self.grants.items()}
+        held = {name: (self.stored(grant.token), grant.fence) for name, grant in self.grants.items()}
         eventually(lambda: self.held() == held, f"{self.held()} are held, and the callers have {held}")
         for name in names:
             written = [(mark, version, change == "delete") for mark, version, change in self.witness("lease", name)]
@@ -450,7 +452,7 @@ class Model:
             assert fences == sorted(set(fences)), f"fences of {name}: {fences}"
             all_here = [each for each in self.attempts if (each.name, each.call.kind) == (name, "lease")]
             granted = Counter(token for token, _ in tenures)
-            acknowledged = {each.value.token for each in all_here if each.done}
+            acknowledged = {self.stored(each.value.token) for each in all_here if each.done}
             assert all(granted[token] == 1 for token in acknowledged), (
                 f"{granted} of {name}, {acknowledged} acknowledged"
             )
@@ -464,7 +466,17 @@ class Model:
         prefix = "holdfast_" if self.url.startswith("sqlite") else "holdfast."
         rows = query(self.url, f"select name, token, fence from {prefix}lease")
         others = re.compile(rf"lease-(?!{self.number}-)")  # an example that fails leaves its leases
-        return {name: (str(token), int(fence)) for name, token, fence in rows if not others.match(name)}
+        return {
+            name: (token if isinstance(token, str) else f"\\x{token.hex()}", int(fence))
+            for name, token, fence in rows
+            if not others.match(name)
+        }
+
+    def stored(self, token: str) -> str:
+        """The hash of the token, as a trigger sees it."""
+        if self.url.startswith("sqlite"):
+            return sha256(token.encode()).hexdigest()
+        return f"\\x{sha256(UUID(token).bytes).hexdigest()}"
 
     def check_objects(self) -> None:
         puts = [each for each in self.attempts if each.call.kind == "put"]

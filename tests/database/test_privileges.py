@@ -33,7 +33,8 @@ TABLES = [
 ]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_try", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon",
-    "lease_list", "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
+    "lease_list", "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_release", "beat_end",
+    "lease_protect",
     "lease_protect_at_commit", "lease_protect_proven", "owner_hold", "lock_namespace", "lock_note", "lock_holds",
     "lock_label", "audit_begin", "audit_end",
     "object_put_if", "object_swap", "object_delete_if", "object_get", "object_get_by_name", "object_list",
@@ -58,10 +59,10 @@ PUBLIC = {
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
-    "lease_await": "'x', gen_random_uuid()",
+    "lease_await": "'x', ''::bytea",
     "lease_take": "'gate', '@gate:x', 'me', 30, null, null, null, 0, true, null, null",
-    "beat_look": "gen_random_uuid()",
-    "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false, 'plain', 'me', null)"
+    "beat_look": "''::bytea",
+    "lease_end": "row('import', 'x', ''::bytea, ''::bytea, 1, now(), null, false, 'plain', 'me', null)"
     "::holdfast.lease,"
     " 'released', false",
     "draw": "'holdfast.fence'",

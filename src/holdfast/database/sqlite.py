@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 from holdfast.database.call_queue import Again, Answer
 from holdfast.database.file_turns import SessionLocks, WriteTurn
 from holdfast.database.sessions import Calls, Row, session_class
-from holdfast.database.sqlite_calls import Call, find
+from holdfast.database.sqlite_calls import Call, find, with_hashes
 from holdfast.database.statements import split, statements
 from holdfast.database.url import Database
 from holdfast.errors import Busy, Refused, Unanswered, Unreachable
@@ -132,6 +132,7 @@ class SqliteSession:
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
         call = self._calls.get(name) or self._find(name)
+        parameters = with_hashes(parameters)
         try:
             self._enter(deadline)
             if call.reads is not None:  # hot: a get in bench objects; the function costs 6 %
@@ -149,7 +150,7 @@ class SqliteSession:
         """Run named statements in one transaction, because it is the commit that takes long. Each has a savepoint, so
         that its refusal is its own."""
         deadline = now() + timeout
-        work = [(self._calls.get(name) or self._find(name), parameters) for name, parameters in calls]
+        work = [(self._calls.get(name) or self._find(name), with_hashes(parameters)) for name, parameters in calls]
         answers: dict[int, Answer] = {}
 
         def read() -> None:
@@ -211,7 +212,7 @@ class SqliteSession:
 
         def run() -> NoReturn:
             for name, parameters in calls:
-                answers.append(self._find(name).perform(self._run, parameters))
+                answers.append(self._find(name).perform(self._run, with_hashes(parameters)))
             raise _RollBack
 
         try:
@@ -316,7 +317,7 @@ class SqliteSession:
 
     def _connect(self) -> None:
         with suppress(OSError):  # it exists, or SQLite reports why it cannot be created
-            # Not with the permissions that the umask allows: the file contains the tokens of leases.
+            # Not with the permissions that the umask allows: the file contains objects, and results of operations.
             descriptor = os.open(self.database.target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.fchmod(descriptor, self.database.permissions)

@@ -9,14 +9,15 @@ the answer. A name with a dot is a step: only functions run it. A call of one st
     @call(volatile=True, answer=_is_taken)
     def lease_acquire(run: Run, name: str, holder: str, ...) -> Rows: ...
 
-Invariants: an ``answer`` only reads; it and an ``attempt`` are repeated inside the transaction. A commit waits for the
-disk unless the call is volatile.
+Invariants: a call gets hashes in the place of secrets: see ``with_hashes``. An ``answer`` only reads; it and an
+``attempt`` are repeated inside the transaction. A commit waits for the disk unless the call is volatile.
 
 No noun is imported here. The functions of one are imported with its first call, because every command starts with
 this; and there is no ``from __future__ import annotations``, because named tuples would compile each annotation.
 """
 
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -90,6 +91,21 @@ def call(
         return function
 
     return declare
+
+
+_SECRETS = frozenset({"token", "lease_token", "beat", "reenter"})
+
+
+def with_hashes(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a call, with hashes in the place of secrets, which no table may contain. Called once for each
+    call, by sessions and by the adapters of the user's connections."""
+    if _SECRETS.isdisjoint(parameters):
+        return parameters
+    hashed = dict(parameters)
+    for name in _SECRETS:
+        if (secret := hashed.get(name)) is not None:
+            hashed[name] = sha256(str(secret).encode()).hexdigest()
+    return hashed
 
 
 def find(name: str, statements: Statements) -> Call:

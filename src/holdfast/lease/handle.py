@@ -245,7 +245,7 @@ class Handle(ABC, Generic[G]):
             held = engine.state(HeldLeases)
             grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
             if terms.auto_renew:
-                grant._keep(row["beat"], session_key)
+                grant._keep(beat.id if beat else token, session_key)
             else:
                 held.unrenewed[token] = grant.name
             if row["status"] == "taken_over":
@@ -273,7 +273,8 @@ class Handle(ABC, Generic[G]):
             "holder": self._holder,
             "ttl": terms.ttl,
             "token": token,
-            "beat": beat.id if beat else None,
+            # A beat for this lease alone has the secret of the lease.
+            "beat": beat.id if beat else token if terms.auto_renew else None,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,

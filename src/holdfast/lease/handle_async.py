@@ -246,7 +246,7 @@ class AsyncHandle(ABC, Generic[G]):
             held = engine.state(AsyncHeldLeases)
             grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
             if terms.auto_renew:
-                grant._keep(row["beat"], session_key)
+                grant._keep(beat.id if beat else token, session_key)
             else:
                 held.unrenewed[token] = grant.name
             if row["status"] == "taken_over":
@@ -274,7 +274,8 @@ class AsyncHandle(ABC, Generic[G]):
             "holder": self._holder,
             "ttl": terms.ttl,
             "token": token,
-            "beat": beat.id if beat else None,
+            # A beat for this lease alone has the secret of the lease.
+            "beat": beat.id if beat else token if terms.auto_renew else None,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,

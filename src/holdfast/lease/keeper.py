@@ -471,19 +471,25 @@ class Keeper:
             self.background.doubt_session(error)
             beat.due = now() + backoff(1, beat.trust.left(now()))  # the generation still differs: ask again
             return False
-        held, recalled = {row["token"]: row["name"] for row in rows}, {row["token"] for row in wanted}
+        held, recalled = {(row["name"], row["fence"]) for row in rows}, {row["fence"] for row in wanted}
         if not acquires:
             beat.generation = generation
         with self._lock:  # now: one that was granted after the answer is ours
-            unknown = held.keys() - leases.keys() - beat.leases.keys() if not (acquires or beat.acquires) else ()
-        for token in unknown:
-            self.release_later(held[token], token)
-        lost = [lease for token, lease in leases.items() if token not in held and self.remove(beat, token)]
+            known = {(lease.name, lease.fence) for lease in [*leases.values(), *beat.leases.values()]}
+            unknown = held - known if not (acquires or beat.acquires) else ()
+        for name, fence in unknown:
+            asked = {"beat": beat.id, "name": name, "fence": fence}
+            self.background.retry("beat_release", asked, patience=math.inf)
+        lost = [
+            lease
+            for token, lease in leases.items()
+            if (lease.name, lease.fence) not in held and self.remove(beat, token)
+        ]
         history = self._history(lost)
         for lease in lost:
             self._report_loss(lease, loss_by_others(history, lease.name, lease.fence, _UNRECORDED))
-        for token, lease in leases.items():
-            if token in recalled and lease.on_recall is not None and lease not in lost:
+        for lease in leases.values():
+            if lease.fence in recalled and lease.on_recall is not None and lease not in lost:
                 lease.on_recall()
         return True
 

@@ -1,5 +1,5 @@
 -- name: lease_acquire
-select status, token, beat, fence, held_by, remaining, session_watch from holdfast.lease_acquire(
+select status, fence, held_by, remaining, session_watch from holdfast.lease_acquire(
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :reenter, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
@@ -44,10 +44,13 @@ select pg_sleep(0.06)
 select generation from holdfast.beat_renew(:beat::uuid)
 
 -- name: beat_leases
-select name, token from holdfast.beat_leases(:beat::uuid)
+select name, fence from holdfast.beat_leases(:beat::uuid)
+
+-- name: beat_release
+select holdfast.beat_release(:beat::uuid, :name, :fence::bigint) as done
 
 -- name: beat_wanted
-select token from holdfast.beat_wanted(:beat::uuid)
+select fence from holdfast.beat_wanted(:beat::uuid)
 
 -- name: beat_end
 select holdfast.beat_end(:beat::uuid) as ended

@@ -53,13 +53,13 @@ def cases(name: str, tokens: Sequence[str]) -> list[Case]:
     gone = (release(second), ("lease_list", {"name": name}))
     passed: Call = ("probe_expire", {"name": name})
     return [
-        Case("A acquires: token", (acquire("A", first),), (("acquired", first),)),
-        Case("B on the same lease: nothing", (acquire("B", refused),), (("held", None),)),
-        Case("A again: token", (acquire("A", second),), (("reentered", second),)),
+        Case("A acquires: token", (acquire("A", first),), (("acquired", True),)),
+        Case("B on the same lease: nothing", (acquire("B", refused),), (("held", False),)),
+        Case("A again: token", (acquire("A", second),), (("reentered", True),)),
         Case("release with a wrong token: false", (release(refused), release(first)), (False, False)),
         Case("release with the right token: true, row gone", (release(second), *gone), (True, False, 0)),
-        Case("B acquires: token", (acquire("B", third, _SHORT),), (("acquired", third),)),
-        Case("an expired lease: taken by a new holder", (passed, acquire("C", fourth)), (None, ("taken_over", fourth))),
+        Case("B acquires: token", (acquire("B", third, _SHORT),), (("acquired", True),)),
+        Case("an expired lease: taken by a new holder", (passed, acquire("C", fourth)), (None, ("taken_over", True))),
     ]  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _summary(call: Call, answer: Rows | Exception) -> object:
         return answer
     match call[0], answer:
         case "lease_acquire", [row]:
-            return row["status"], row["token"]
+            return row["status"], row["fence"] is not None
         case "lease_release", [row]:
             return bool(row["done"])
         case "lease_list", _:

@@ -1,13 +1,13 @@
 -- name: lease_take.granted_before
-select 'acquired' as status, token, beat, fence, null as held_by, remaining, null as session_watch
+select 'acquired' as status, fence, null as held_by, remaining, null as session_watch
   from holdfast_live where name = :name and token = :token;
 
 -- name: lease_take.held
-select 'held' as status, null as token, null as beat, null as fence, holder as held_by, remaining, session_key as session_watch
+select 'held' as status, null as fence, holder as held_by, remaining, session_key as session_watch
   from holdfast_live where name = :name and not coalesce(reenter = :reenter and holder = :holder and not kept, 0) and not coalesce(holdfast_gone(session_key), 0);
 
 -- name: lease_take.beat_lost
-select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
+select 'beat_lost' as status, null as fence, null as held_by, null as remaining, null as session_watch
  where (:label is null or exists (select 1 from holdfast_beat where id = :beat))
    and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now} and not coalesce(holdfast_gone(session_key), 0));
 
@@ -41,7 +41,7 @@ values (:name, :kind, :holder, :beat, :token, :fence, {now}, {now} + nullif(:at_
        acquired_at = excluded.acquired_at, keep_until = excluded.keep_until, kept = 0, reenter = excluded.reenter;
 
 -- name: lease_take.granted
-select :status as status, l.token, l.beat, l.fence, :held_by as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
+select :status as status, l.fence, :held_by as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
   from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name and not b.dead;
 
 -- name: lease.alive
@@ -103,14 +103,14 @@ select {now}, :actor, 'lease_force_release', name, :reason, fence, json_object('
 select 1 from holdfast_lease where name = :name and fence = :fence;
 
 -- name: lease_recall.lease
-select beat, token from holdfast_live where name = :name and fence = :fence;
+select beat from holdfast_live where name = :name and fence = :fence;
 
 -- name: lease_recall.audit
 insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, outcome, ended_at)
 select {now}, :actor, 'lease_recall', name, :reason, fence, json_object('holder', holder), 'done', {now} from holdfast_live where name = :name;
 
 -- name: lease_recall.want
-update holdfast_beat set generation = generation + 1, wanted = json_insert(coalesce(wanted, '[]'), '$[#]', :token) where id = :beat;
+update holdfast_beat set generation = generation + 1, wanted = json_insert(coalesce(wanted, '[]'), '$[#]', :fence) where id = :beat;
 
 -- name: lease_clear.expired
 select 1 from holdfast_lease where name = :name and name not in (select v.name from holdfast_live v where v.name = :name);
@@ -163,10 +163,13 @@ update holdfast_beat set expires_at = {now} - 0.001 where id = (select beat from
 update holdfast_beat set expires_at = {now} + ttl where id = :beat and not dead and expires_at > {now} returning generation;
 
 -- name: beat_leases
-select name, token from holdfast_lease where beat = :beat;
+select name, fence from holdfast_lease where beat = :beat;
+
+-- name: beat_release.lease
+select 1 from holdfast_lease where name = :name and fence = :fence and beat = :beat;
 
 -- name: beat_wanted
-select value as token from holdfast_beat b, json_each(b.wanted) where b.id = :beat;
+select value as fence from holdfast_beat b, json_each(b.wanted) where b.id = :beat;
 
 -- name: beat_end.history
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)

@@ -48,7 +48,7 @@ def refuse_take(
         raise Refused(problem, INVALID)
     if rows := run("lease_take.granted_before", name=name, token=token):
         return rows
-    if rows := run("lease_take.held", name=name, holder=holder, reenter=_hash(reenter)):
+    if rows := run("lease_take.held", name=name, holder=holder, reenter=reenter):
         return rows
     if beat is not None and (rows := run("lease_take.beat_lost", beat=beat, label=(process or {}).get("label"))):
         return rows
@@ -90,17 +90,9 @@ def lease_take(
     run(
         "lease_take.lease",
         name=name, kind=kind, holder=holder, beat=beat, token=token, fence=row["fence"], at_least=at_least,
-        reenter=_hash(reenter),
+        reenter=reenter,
     )  # fmt: skip
     return run("lease_take.granted", name=name, status=status, held_by=held_by)
-
-
-def _hash(secret: str | None) -> bytes | None:
-    if secret is None:
-        return None
-    from hashlib import sha256  # here: rarely needed, and every start would pay for it
-
-    return sha256(secret.encode()).digest()
 
 
 def _columns(process: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,8 +120,9 @@ def _not_stored(run: Run, name: str, token: str, **_: Any) -> Rows:
 
 
 @call(volatile=True, answer=_not_stored)
-def lease_release(run: Run, name: str, token: str, tell: bool | None = None) -> Rows:
-    """``tell``: let the keeper of the beat notice it, which may be in another process."""
+def lease_release(run: Run, name: str, tell: bool | None = None, **_: Any) -> Rows:
+    """``tell``: let the keeper of the beat notice it, which may be in another process. The proof concerns the answer
+    alone, which has let this pass."""
     [lease] = run("lease_release.lease", name=name)
     run("lease.record_release", name=name)
     if lease["keeps"]:
@@ -144,7 +137,7 @@ def lease_release(run: Run, name: str, token: str, tell: bool | None = None) -> 
 
 
 @call(volatile=True, answer=_not_stored)
-def lease_abandon(run: Run, name: str, token: str) -> Rows:
+def lease_abandon(run: Run, name: str, **_: Any) -> Rows:
     """As a release, of what an unanswered acquire may have been granted: nothing is kept, nor is its beat."""
     [lease] = run("lease.beat", name=name)
     run("lease.record_release", name=name)
@@ -191,7 +184,7 @@ def _not_recallable(run: Run, name: str, fence: int, **_: Any) -> Rows:
 def lease_recall(run: Run, name: str, fence: int, actor: str, reason: str) -> Rows:
     rows = run("lease_recall.lease", name=name, fence=fence)
     for row in rows:  # none if it has just expired
-        run("lease_recall.want", beat=row["beat"], token=row["token"])
+        run("lease_recall.want", beat=row["beat"], fence=fence)
         run("lease_recall.audit", name=name, actor=actor, reason=reason)
     return _done(rows)
 
@@ -230,6 +223,16 @@ def lease_wipe(run: Run, name: str, token: str, prefix: str = "") -> Rows:
 @call(volatile=True)
 def beat_renew(run: Run, beat: str) -> Rows:
     return run("beat_renew.update", beat=beat)
+
+
+def _not_on_beat(run: Run, beat: str, name: str, fence: int) -> Rows:
+    return [] if run("beat_release.lease", beat=beat, name=name, fence=fence) else _done(False)
+
+
+@call(volatile=True, answer=_not_on_beat)
+def beat_release(run: Run, name: str, **_: Any) -> Rows:
+    """Release a lease of the beat that its process does not know, because the answer to the acquire was lost."""
+    return lease_release(run, name)
 
 
 @call(volatile=True)

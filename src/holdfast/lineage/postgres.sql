@@ -1,5 +1,5 @@
 -- name: relay_acquire
-select status, token, beat, fence, held_by, remaining, session_watch from holdfast.relay_acquire(
+select status, fence, held_by, remaining, session_watch from holdfast.relay_acquire(
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 

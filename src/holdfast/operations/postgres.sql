@@ -16,12 +16,12 @@ select holdfast.operation_write(
     :task, :dataset, :operation, :checksum, :params_hash) as state
 
 -- name: operation_acquire
-select status, token, beat, fence, held_by, remaining, session_watch from holdfast.operation_acquire(
+select status, fence, held_by, remaining, session_watch from holdfast.operation_acquire(
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
 -- name: operation_claim
-select status, token, beat, fence, held_by, remaining, session_watch, known, pointer, now from holdfast.operation_claim(
+select status, fence, held_by, remaining, session_watch, known, pointer, now from holdfast.operation_claim(
     :told, :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 

@@ -19,7 +19,7 @@ from holdfast.operations.decide import KEY_REUSED, ORIGIN, POLICY_DENIES
 from holdfast.operations.log import encode_entry, hash_prefix, link_entries
 
 _LEASE_TERMS = ("holder", "ttl", "beat", "at_least", "solo", "session_key", "process")
-_NOT_GRANTED = dict.fromkeys(("token", "beat", "fence", "held_by", "remaining", "session_watch"))
+_NOT_GRANTED = dict.fromkeys(("fence", "held_by", "remaining", "session_watch"))
 
 
 def check_policy(run: Run, entries: dict[str, str]) -> None:
@@ -147,7 +147,7 @@ def operation_finish(
 ) -> Rows:
     """``operation_write``, and the lease is released."""
     rows = operation_write(run, number=number, outbox=outbox, owner=owner, **row)
-    lease_release(run, owner, token, tell)
+    lease_release(run, owner, tell)
     return rows
 
 

@@ -1,15 +1,15 @@
 -- name: guard_acquire
-select status, token, beat, fence, held_by, remaining, session_watch from holdfast.guard_acquire(
+select status, fence, held_by, remaining, session_watch from holdfast.guard_acquire(
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
 -- name: elector_acquire
-select status, token, beat, fence, held_by, remaining, session_watch from holdfast.elector_acquire(
+select status, fence, held_by, remaining, session_watch from holdfast.elector_acquire(
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
 -- name: gate_acquire
-select status, token, beat, fence, held_by, remaining, session_watch from holdfast.gate_acquire(
+select status, fence, held_by, remaining, session_watch from holdfast.gate_acquire(
     :name, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :at_least::double precision,
     :solo::boolean, :session_key::bigint, :process::jsonb)
 
@@ -21,7 +21,7 @@ select status, fence, held_by, remaining, null as session_watch
 select holdfast.gate_close(:name, :actor, :reason, false) as answer
 
 -- name: slot_claim
-select name, status, token, beat, fence, held_by, remaining, null as session_watch from holdfast.slot_claim(
+select name, status, fence, held_by, remaining, null as session_watch from holdfast.slot_claim(
     :pool, :capacity::int, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :solo::boolean, :process::jsonb)
 
 -- name: slot_list

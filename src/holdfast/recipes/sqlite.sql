@@ -14,12 +14,11 @@ insert into holdfast_audit (at, actor, action, subject, reason, fence, detail, o
 select {now}, :actor, 'gate_close', :name, :reason, fence, json_object('holder', holder), 'done', {now} from holdfast_lease where name = :lease;
 
 -- name: slot_claim.granted_before
-select name, 'acquired' as status, token, (select beat from holdfast_lease l where l.name = s.name) as beat, fence, null as held_by, remaining,
-       null as session_watch from holdfast_slot s where pool = :pool and token = :token;
+select name, 'acquired' as status, fence, null as held_by, remaining, null as session_watch from holdfast_slot where pool = :pool and token = :token;
 
 -- name: slot_claim.full
 -- Slots above the capacity, held since before it was reduced, count, too.
-select null as name, 'held' as status, null as token, null as beat, null as fence, min(holder) as held_by, min(remaining) as remaining,
+select null as name, 'held' as status, null as fence, min(holder) as held_by, min(remaining) as remaining,
        null as session_watch from holdfast_slot where pool = :pool having count(*) >= :capacity;
 
 -- name: slot_claim.lowest_free
@@ -27,7 +26,7 @@ with recursive numbers (n) as (select 1 union all select n + 1 from numbers wher
 select :pool || ':' || n as name from numbers where n not in (select slot from holdfast_slot where pool = :pool) order by n limit 1;
 
 -- name: slot_claim.granted
-select l.name, 'acquired' as status, l.token, l.beat, l.fence, null as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
+select l.name, 'acquired' as status, l.fence, null as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
   from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name;
 
 -- name: slot_list

@@ -89,7 +89,7 @@ def slot_abandon(run: Run, name: str, token: str) -> Rows:
     slots = run("slot.held", pool=name, token=token)
     if not slots:  # it has just expired
         return [{"done": 0}]
-    return lease_abandon(run, slots[0]["name"], token)
+    return lease_abandon(run, slots[0]["name"])
 
 
 @call(volatile=True, answer=_not_held)
@@ -98,4 +98,4 @@ def slot_release(run: Run, name: str, token: str) -> Rows:
     slots = run("slot.held", pool=name, token=token)
     if not slots:  # it has just expired
         return [{"done": 0}]
-    return lease_release(run, slots[0]["name"], token)
+    return lease_release(run, slots[0]["name"])

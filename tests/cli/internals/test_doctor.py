@@ -234,7 +234,7 @@ def test_dead_rows_that_nobody_removes_are_told(postgres_url: str) -> None:
         postgres_url,
         "alter table holdfast.beat set (autovacuum_enabled = off)",
         "insert into holdfast.beat (id, ttl, expires_at, solo, label) "
-        "select gen_random_uuid(), interval '1 s', now(), true, 'x' from generate_series(1, 10001)",
+        "select uuid_send(gen_random_uuid()), interval '1 s', now(), true, 'x' from generate_series(1, 10001)",
         "delete from holdfast.beat",
         "select pg_stat_force_next_flush()",
     )

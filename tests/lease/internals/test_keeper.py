@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from holdfast.testing.server_user import server_user
 from tests.children import NONE, PATIENCE, Child, backends, eventually, kept, last_queries, query, rows
 from tests.conftest import migrated
 from tests.pairs import EACH_ONCE, ONE_FLAVOUR
+from tests.raw_session import Raw
 
 LONG = 60.0
 """A TTL that no pause of the machine outlasts: that a lease is kept is seen in heartbeats, which move its trust."""
@@ -75,10 +77,11 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
         keeper = keeper_of(client._database)
         under_way = keeper.reserve(60.0, None)
         assert under_way.exists
-        row, _ = late._call(new_token(), under_way, None, 10.0)
+        token = new_token()
+        row, _ = late._call(token, under_way, None, 10.0)
         keeper._lose(under_way, holdfast.OwnershipUnknown("silence"))
-        holding = KeptLease("late", row["token"], row["fence"], client._engine.owner, lambda _: None)
-        keeper.keep(row["beat"], under_way.trust, 20.0, holding)
+        holding = KeptLease("late", token, row["fence"], client._engine.owner, lambda _: None)
+        keeper.keep(under_way.id, under_way.trust, 20.0, holding)
         assert lost.release()
         keeper.unreserve(under_way)
         done = threading.Event()
@@ -186,6 +189,23 @@ def test_a_restore_that_keeps_the_beat_ends_what_it_lost_and_what_was_released(t
             lost.check()
         eventually(lambda: [each.name for each in client.leases.list()] == ["kept"], "the release was lost")
         kept_all_along.check()
+
+
+def test_a_lease_that_only_the_database_has_is_released_by_the_heartbeat(either: str) -> None:
+    """By the secret of the beat, and the name and fence of the lease: its token is known to nobody."""
+    dot = "_" if either.startswith("sqlite") else "."
+    with holdfast.Client(either) as client, closing(Raw(either)) as raw:
+        known = client.lease("known", ttl=600, renew_every=0.05).acquire()
+        [beat] = keeper_of(client._database)._beats
+        unknown = raw.acquire("unknown", ttl=600, beat=beat.id)
+        for wrong in ({"beat": new_token()}, {"fence": unknown["fence"] + 1}, {"name": "known"}):
+            asked = {"beat": beat.id, "name": "unknown", "fence": unknown["fence"]} | wrong
+            assert raw.done("beat_release", **asked) is False
+        query(either, f"update holdfast{dot}beat set generation = generation + 1")
+        eventually(lambda: [each.name for each in client.leases.list()] == ["known"], "it is released")
+        known.check()
+        [ended] = client.leases.history()
+        assert (ended.name, ended.fence, ended.outcome) == ("unknown", unknown["fence"], "released")
 
 
 def test_a_server_away_for_longer_than_the_ttl_means_unknown_and_stays_so(own_server: Postgres) -> None:

@@ -30,8 +30,8 @@ def add_leases(url: str, like: str) -> None:
     """Many more on the beat of that one, as if the same process had acquired them."""
     query(
         url,
-        "insert into holdfast.lease select 'lease-' || i, holder, beat, gen_random_uuid(), fence, acquired_at, null,"
-        f" false, kind, role from holdfast.lease, generate_series(1, {MANY}) i where name = %s",
+        "insert into holdfast.lease select 'lease-' || i, holder, beat, uuid_send(gen_random_uuid()), fence,"
+        f" acquired_at, null, false, kind, role from holdfast.lease, generate_series(1, {MANY}) i where name = %s",
         like,
     )
     assert rows(url)["lease"] > MANY

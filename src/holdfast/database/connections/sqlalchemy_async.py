@@ -12,7 +12,7 @@ from holdfast.database import driver_errors as drivers
 from holdfast.database.connections.placeholders_async import AUTOCOMMIT, FAILED, encodable, with_placeholders
 from holdfast.database.connections.sqlite_async import check_file
 from holdfast.database.sessions import Row
-from holdfast.database.sqlite_calls import find
+from holdfast.database.sqlite_calls import find, with_hashes
 from holdfast.database.statements import statements
 from holdfast.database.url import Database
 from holdfast.errors import EngineError
@@ -92,7 +92,8 @@ class AsyncSqlAlchemy:
         protecting = text(with_placeholders(self._database, statement, ":{}")).bindparams(
             bindparam("token", type_=String())
         )
-        secret = parameters | {"token": drivers.Secret(parameters["token"])}
+        sent = with_hashes(parameters) if self._database.dialect == "sqlite" else parameters
+        secret = {**sent, "token": drivers.Secret(sent["token"])}
         with encodable():
             result = await connection.execute(protecting, secret)
         fence: int | None = result.scalar()
@@ -107,7 +108,9 @@ class AsyncSqlAlchemy:
         if drivers.autocommits(connection):
             raise ValueError(_IN_AUTOCOMMIT)
         transaction = (await connection.execute(text(statements("postgres")["protect_transaction"].sql))).scalar()
-        proof = hashlib.sha256(f"{token}:{transaction}".encode()).hexdigest()
+        secret = bytes.fromhex(token.replace("-", ""))
+        mask = hashlib.sha256(hashlib.sha256(secret).digest() + transaction.encode()).digest()
+        proof = bytes(a ^ b for a, b in zip(secret, mask, strict=False)).hex()
         protecting = text(with_placeholders(self._database, f"{statement}_proven", ":{}"))
         with encodable():
             fence: int | None = (await connection.execute(protecting, {"name": name, "proof": proof})).scalar()
@@ -128,7 +131,7 @@ class AsyncSqlAlchemy:
 
     def _perform_on_sqlite(self, connection: Any, name: str, /, **parameters: Any) -> list[Row]:
         call = find(name, statements("sqlite", self._database.schema))
-        return call.perform(partial(self._run, connection), parameters)
+        return call.perform(partial(self._run, connection), with_hashes(parameters))
 
     def _run(self, connection: Any, name: str, /, **parameters: Any) -> list[Row]:
         """On a connection that blocks, or seems to: ``run_sync`` makes one of an asynchronous connection."""

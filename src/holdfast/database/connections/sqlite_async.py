@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal
 
 from holdfast.database.connections.placeholders_async import ENDED
 from holdfast.database.sessions import Row
-from holdfast.database.sqlite_calls import find
+from holdfast.database.sqlite_calls import find, with_hashes
 from holdfast.database.statements import statements
 from holdfast.database.url import Database
 from holdfast.runtime.clock import jitter, now
@@ -81,18 +81,18 @@ class AsyncSqlite3:
         return None
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        rows, _ = self._execute(self._statements[statement].sql, parameters)
+        rows, _ = self._execute(self._statements[statement].sql, with_hashes(parameters))
         return rows[0][0] if rows else None
 
     async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
-        rows = find(statement, self._statements).perform(self._run, parameters)
+        rows = find(statement, self._statements).perform(self._run, with_hashes(parameters))
         return rows[0] if rows else {}
 
     def _run(self, statement: str, /, **parameters: Any) -> list[Row]:
         rows, names = self._execute(self._statements[statement].sql, parameters)
         return [dict(zip(names, row, strict=True)) for row in rows] if rows else rows
 
-    def _execute(self, sql: str, parameters: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    def _execute(self, sql: str, parameters: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
         """The rows and their column names, independent of the user's row and text factories."""
         cursor, texts = self._connection.cursor(), self._connection.text_factory
         cursor.row_factory = None

@@ -16,6 +16,8 @@
 --   * no object is written in a transaction with leases: it may be locked by a user, and the heartbeat of another process may wait
 --     for a beat that the transaction has locked (one that was re-entered, taken over, or released with "tell"). Its wait has a
 --     bound: 64 statements of about 0.1 ms, and one commit.
+-- Tables have the hashes of secrets, sha256(uuid_send(…)) of the token of a lease and of the id by which a process renews its beat; the
+-- fence of a lease is no secret. Functions get secrets, hash and compare them, and return none that they have not just drawn or been given.
 -- Every function pins its search_path, because a SECURITY DEFINER function without one can be hijacked. Internal functions
 -- are not SECURITY DEFINER: a role without privileges on the tables cannot call them directly.
 
@@ -50,7 +52,7 @@ comment on column holdfast.meta.our_schema is 'the migration created the schema 
 
 -- Every heartbeat updates a row in place: the low fillfactor allows HOT updates, and vacuum runs early.
 create table holdfast.beat (
-    id             uuid primary key,
+    id             bytea primary key,
     ttl            interval not null check (ttl between interval '50 ms' and interval '1 day'),
     expires_at     timestamptz not null,
     dead           boolean not null default false,
@@ -66,6 +68,7 @@ create table holdfast.beat (
     info           jsonb check (pg_column_size(info) <= 4096 and length(info::text) <= 4300 and jsonb_typeof(info) = 'object'),
     check (octet_length(host) <= 1000)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+comment on column holdfast.beat.id is 'hash of the secret with which its process renews and ends it';
 comment on column holdfast.beat.info is 'shown to everybody who lists leases; no number in it is too long for Python, which refuses more than 4300 digits';
 comment on column holdfast.beat.solo is 'serves one lease, and is deleted with it';
 comment on column holdfast.beat.generation is 'rises when one of its leases is taken away before it expires; the next heartbeat reads it';
@@ -76,8 +79,8 @@ comment on column holdfast.beat.unseen_at is 'when the owner key was found free;
 create table holdfast.lease (
     name        text collate "C" primary key,
     holder      text not null,
-    beat        uuid not null,
-    token       uuid not null,
+    beat        bytea not null,
+    token       bytea not null,
     fence       bigint not null,
     acquired_at timestamptz not null,
     keep_until  timestamptz,
@@ -87,6 +90,7 @@ create table holdfast.lease (
     reenter     bytea
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
+comment on column holdfast.lease.token is 'hash of the token that was given to the holder';
 comment on column holdfast.lease.kind is 'which function took it: plain, guard, elector, gate, slot, operation or relay';
 comment on column holdfast.lease.role is 'the database role that took it';
 comment on column holdfast.lease.reenter is 'hash of the secret with which the same holder and role re-enter; null: there is no re-entry';
@@ -121,7 +125,7 @@ create trigger history_trim after insert on holdfast.history for each row when (
 
 create unlogged table holdfast.commit_check (
     name  text not null,
-    token uuid not null
+    token bytea not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 -- The schema is ours if this transaction created it.
@@ -347,7 +351,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     b record;
     now timestamptz := clock_timestamp();
-    stay uuid;
+    stay bytea;
 begin
     select * into b from holdfast.beat where id = l.beat;
     if not l.kept or outcome = 'forced' then
@@ -356,11 +360,11 @@ begin
                 case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
     end if;
     if outcome = 'released' and l.keep_until > now then
-        stay := gen_random_uuid();
+        stay := sha256(uuid_send(gen_random_uuid()));
         insert into holdfast.beat (id, ttl, expires_at, solo, label, host, pid, started)
         values (stay, greatest(l.keep_until - now, interval '50 ms'), l.keep_until, true, coalesce(b.label, l.holder), b.host, b.pid,
                 coalesce(b.started, now));
-        update holdfast.lease set beat = stay, token = gen_random_uuid(), keep_until = null, kept = true where lease.name = l.name;
+        update holdfast.lease set beat = stay, token = sha256(uuid_send(gen_random_uuid())), keep_until = null, kept = true where lease.name = l.name;
     else
         delete from holdfast.lease where lease.name = l.name;
         perform holdfast.wake(l.name);
@@ -395,7 +399,7 @@ end $$;
 -- the beat dead: the key has to be found free twice, 0.5 s apart, without a heartbeat in between, and without a look that finds it held.
 -- 0: this call has declared it dead.
 -- The lock is given back at once, so that the owner can take it again. Through a pooler that is still one session.
-create function holdfast.beat_look(beat uuid) returns double precision
+create function holdfast.beat_look(beat bytea) returns double precision
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     b record;
@@ -470,7 +474,9 @@ declare
     look double precision;
     founds boolean;
     want uuid := coalesce(lease_take.token, gen_random_uuid());
-    beat_id uuid := coalesce(lease_take.beat, gen_random_uuid());
+    want_hash bytea := sha256(uuid_send(want));
+    beat_secret uuid := coalesce(lease_take.beat, gen_random_uuid());
+    beat_id bytea := sha256(uuid_send(beat_secret));
     proof bytea := sha256(convert_to(reenter, 'UTF8'));
     keep timestamptz;
     number bigint;
@@ -498,13 +504,13 @@ begin
                case when not own.dead then date_part('epoch', own.expires_at - clock_timestamp()) end as own_remaining
           into r
           from (values (lease_take.name)) asked (name) left join holdfast.lease l on l.name = asked.name
-               left join holdfast.beat b on b.id = l.beat left join holdfast.beat own on own.id = lease_take.beat;
+               left join holdfast.beat b on b.id = l.beat left join holdfast.beat own on own.id = beat_id;
         taken := r.name is not null;
-        if taken and r.token = want and not r.dead and not r.expired then
+        if taken and r.token = want_hash and not r.dead and not r.expired then
             -- A repeated request whose first reply was lost. The UPDATE makes this commit wait for a synchronous standby, too.
-            update holdfast.lease l set holder = r.holder where l.name = r.name and l.token = want;
+            update holdfast.lease l set holder = r.holder where l.name = r.name and l.token = want_hash;
             -- The beat of a process is its secret, as it opens all of its leases: the token of one does not.
-            status := 'acquired'; token := want; beat := case when r.solo or r.beat = lease_take.beat then r.beat end; fence := r.fence;
+            status := 'acquired'; token := want; beat := case when r.beat = beat_id then beat_secret end; fence := r.fence;
             remaining := extract(epoch from r.expires_at - clock_timestamp());
             return;
         end if;
@@ -540,14 +546,14 @@ begin
             number := nextval('holdfast.fence');
             -- hot: the check of draw(), inlined
             insert into holdfast.lease as l
-            select lease_take.name, lease_take.holder, beat_id, want, number, clock_timestamp(), keep, false, lease_take.kind, session_user, proof
+            select lease_take.name, lease_take.holder, beat_id, want_hash, number, clock_timestamp(), keep, false, lease_take.kind, session_user, proof
               from holdfast.meta m, holdfast.raised_for f
              where number >= (date_part('epoch', clock_timestamp()) - 1767225600) * 1000000 - 1000000
                and f.last_value = hash_record_extended(row(pg_postmaster_start_time(), pg_relation_filepath('holdfast.raised_for'), m.xmin), 0)
                 on conflict do nothing;
             if not found then
                 number := holdfast.draw('holdfast.fence');
-                insert into holdfast.lease as l values (lease_take.name, lease_take.holder, beat_id, want, number, clock_timestamp(), keep, false, lease_take.kind,
+                insert into holdfast.lease as l values (lease_take.name, lease_take.holder, beat_id, want_hash, number, clock_timestamp(), keep, false, lease_take.kind,
                                                     session_user, proof)
                     on conflict do nothing;
                 continue when not found;
@@ -578,7 +584,7 @@ begin
             perform pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_take.name));
             status := case when r.dead or r.expired or gone then 'taken_over' else 'reentered' end;
             number := holdfast.draw('holdfast.fence');
-            update holdfast.lease l set holder = lease_take.holder, beat = beat_id, token = want, fence = number,
+            update holdfast.lease l set holder = lease_take.holder, beat = beat_id, token = want_hash, fence = number,
                    acquired_at = clock_timestamp(), keep_until = keep, kept = false, kind = lease_take.kind,
                    role = session_user, reenter = proof
              where l.name = lease_take.name;
@@ -606,7 +612,7 @@ begin
                   into remaining from holdfast.beat b where b.id = beat_id;
             end if;
         end if;
-        token := want; beat := beat_id; fence := number;
+        token := want; beat := beat_secret; fence := number;
         -- Committed later than its TTL it would be worth nothing. Not for a statement that is its own transaction.
         if statement_timestamp() <> transaction_timestamp() then
             perform holdfast.limit_transaction(greatest(ttl_seconds, 10));
@@ -646,10 +652,10 @@ end $$;
 create function holdfast.lease_renew(name text, token uuid) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
-    beat_id uuid;
+    beat_id bytea;
 begin
     if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
-    select l.beat into beat_id from holdfast.lease l where l.name = lease_renew.name and l.token = lease_renew.token for share;
+    select l.beat into beat_id from holdfast.lease l where l.name = lease_renew.name and l.token = sha256(uuid_send(lease_renew.token)) for share;
     update holdfast.beat b set expires_at = clock_timestamp() + b.ttl where b.id = beat_id and not b.dead and b.expires_at > clock_timestamp();
     return found;
 end $$;
@@ -663,14 +669,14 @@ begin
     return query select l.holder, l.fence, extract(epoch from b.ttl)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
-     where l.name = lease_status.name and l.token = lease_status.token and not b.dead and b.expires_at > clock_timestamp();
+     where l.name = lease_status.name and l.token = sha256(uuid_send(lease_status.token)) and not b.dead and b.expires_at > clock_timestamp();
 end $$;
 
 -- Lock the row of a lease, waiting at most 5 s for transactions that it protects.
-create function holdfast.lease_await(name text, token uuid) returns void
+create function holdfast.lease_await(name text, token_hash bytea) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 begin
-    perform from holdfast.lease l where l.name = lease_await.name and l.token = lease_await.token for update;
+    perform from holdfast.lease l where l.name = lease_await.name and l.token = token_hash for update;
 end $$;
 
 -- False for a foreign or stale token, and for another holder than that of the token, unless holder is null. Waits at most 5 s for
@@ -681,12 +687,13 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     l holdfast.lease;
     r record;
+    token_hash bytea := sha256(uuid_send(token));
 begin
     if wait then
-        perform holdfast.lease_await(name, token);
+        perform holdfast.lease_await(name, token_hash);
     end if;
     select x.*, b.host, b.pid, b.solo into r from holdfast.lease x left join holdfast.beat b on b.id = x.beat
-     where x.name = lease_release.name and x.token = lease_release.token and (lease_release.holder is null or x.holder = lease_release.holder)
+     where x.name = lease_release.name and x.token = token_hash and (lease_release.holder is null or x.holder = lease_release.holder)
        for update of x nowait;
     if not found then
         return false;
@@ -713,7 +720,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set lock
 declare
     l holdfast.lease;
 begin
-    select * into l from holdfast.lease x where x.name = lease_abandon.name and x.token = lease_abandon.token for update nowait;
+    select * into l from holdfast.lease x where x.name = lease_abandon.name and x.token = sha256(uuid_send(lease_abandon.token)) for update nowait;
     if not found then
         return false;
     end if;
@@ -753,14 +760,32 @@ begin
     if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
     return query update holdfast.beat b set expires_at = clock_timestamp() + b.ttl, unseen_at = null,
             server_started = case when b.session_key >> 48 = 7846 then pg_postmaster_start_time() else b.server_started end
-     where b.id = beat_renew.beat and not b.dead and b.expires_at > clock_timestamp() returning b.generation # holdfast.server_life();
+     where b.id = sha256(uuid_send(beat_renew.beat)) and not b.dead and b.expires_at > clock_timestamp() returning b.generation # holdfast.server_life();
 end $$;
 
-create function holdfast.beat_leases(beat uuid) returns table (name text, token uuid)
+create function holdfast.beat_leases(beat uuid) returns table (name text, fence bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+    beat_id bytea := sha256(uuid_send(beat_leases.beat));
 begin
-    return query select l.name, l.token from holdfast.lease l where l.beat = beat_leases.beat;
+    return query select l.name, l.fence from holdfast.lease l where l.beat = beat_id;
+end $$;
+
+-- Release a lease of the beat that its process does not know: the acquire was granted and its answer was lost. Fails with 55P03 while
+-- the lease protects a transaction.
+create function holdfast.beat_release(beat uuid, name text, fence bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    l holdfast.lease;
+begin
+    select * into l from holdfast.lease x
+     where x.name = beat_release.name and x.fence = beat_release.fence and x.beat = sha256(uuid_send(beat_release.beat)) for update nowait;
+    if not found then
+        return false;
+    end if;
+    perform holdfast.lease_end(l, 'released', false);
+    return true;
 end $$;
 
 -- End a process: release its leases, at most 1,000 per call, because each one occupies the server's lock table until the
@@ -770,19 +795,20 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set lock
 #variable_conflict use_column
 declare
     l holdfast.lease;
+    beat_id bytea := sha256(uuid_send(beat));
     ended int := 0;
 begin
-    for l in select * from holdfast.lease x where x.beat = beat_end.beat order by x.name limit 1000 for update skip locked loop
+    for l in select * from holdfast.lease x where x.beat = beat_id order by x.name limit 1000 for update skip locked loop
         perform holdfast.lease_end(l, 'released', false);
         ended := ended + 1;
     end loop;
     if ended = 1000 then
         return ended;
     end if;
-    if exists (select from holdfast.lease x where x.beat = beat_end.beat) then
-        update holdfast.beat b set dead = true where b.id = beat_end.beat;
+    if exists (select from holdfast.lease x where x.beat = beat_id) then
+        update holdfast.beat b set dead = true where b.id = beat_id;
     else
-        delete from holdfast.beat b where b.id = beat_end.beat;
+        delete from holdfast.beat b where b.id = beat_id;
     end if;
     return ended;
 end $$;
@@ -892,7 +918,7 @@ declare
 begin
     select l.fence, greatest(1, extract(epoch from b.ttl) * 1000)::bigint as ttl_ms into r
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
-     where l.name = lease_protect.name and l.token = lease_protect.token and not b.dead and b.expires_at > as_of
+     where l.name = lease_protect.name and l.token = sha256(uuid_send(lease_protect.token)) and not b.dead and b.expires_at > as_of
        for share of l;
     if not found then
         perform holdfast.fenced_out(name);
@@ -947,14 +973,15 @@ declare
     f bigint;
     x xid;
     place tid;
+    token_hash bytea := sha256(uuid_send(token));
     as_of timestamptz := holdfast.snapshot_time();
 begin
     select l.fence into f from holdfast.lease l join holdfast.beat b on b.id = l.beat
-     where l.name = lease_protect_at_commit.name and l.token = lease_protect_at_commit.token and not b.dead and b.expires_at > as_of;
+     where l.name = lease_protect_at_commit.name and l.token = token_hash and not b.dead and b.expires_at > as_of;
     if not found then
         perform holdfast.fenced_out(name);
     end if;
-    insert into holdfast.commit_check as c values (name, token) returning c.xmin, c.ctid into x, place;
+    insert into holdfast.commit_check as c values (name, token_hash) returning c.xmin, c.ctid into x, place;
     if x <> pg_current_xact_id()::xid then
         raise exception 'a lease cannot protect a savepoint: ROLLBACK TO would drop the protection'
             using errcode = 'HF002', hint = 'Protect the transaction before its first savepoint.';
@@ -964,15 +991,16 @@ begin
 end $$;
 
 -- lease_protect, or lease_protect_at_commit, for a client that writes parameters into the text of a statement, which other sessions of
--- its role can read: a proof that is good for this transaction alone takes the place of the token.
+-- its role can read: a proof that is good for this transaction alone takes the place of the token. It is the token XOR a mask, in
+-- hexadecimal; the mask is the hash of the stored hash and the transaction's id. So who has read either the proof or the table has no token.
 create function holdfast.lease_protect_proven(name text, proof text, at_commit boolean) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     token uuid;
 begin
-    select l.token into token from holdfast.lease l
-     where l.name = lease_protect_proven.name
-       and encode(sha256(convert_to(l.token || ':' || pg_current_xact_id(), 'UTF8')), 'hex') = proof;
+    select string_agg(lpad(to_hex(get_byte(decode(proof, 'hex'), i) # get_byte(m.mask, i)), 2, '0'), '' order by i)::uuid into token
+      from (select sha256(l.token || convert_to(pg_current_xact_id()::text, 'UTF8')) as mask
+              from holdfast.lease l where l.name = lease_protect_proven.name) m, generate_series(0, 15) i;
     return case when at_commit then holdfast.lease_protect_at_commit(name, token) else holdfast.lease_protect(name, token) end;
 end $$;
 
@@ -991,17 +1019,17 @@ begin
     sql_version := holdfast.sql_version();
 end $$;
 
-revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(double precision), holdfast.beat_look(uuid), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
+revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(double precision), holdfast.beat_look(bytea), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
     holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
     holdfast.fence_raise(bigint, bigint), holdfast.fence_ahead(),
     holdfast.check_name(text, text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake_payload(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_take(text, text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),
-    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_await(text, uuid), holdfast.lease_release(text, text, uuid, boolean, boolean),
+    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_await(text, bytea), holdfast.lease_release(text, text, uuid, boolean, boolean),
     holdfast.lease_try(text, text, uuid, double precision), holdfast.sql_version(),
     holdfast.lease_abandon(text, uuid), holdfast.lease_force_release(text, text, text, boolean), holdfast.owner_hold(bigint), holdfast.beat_renew(uuid),
-    holdfast.beat_leases(uuid), holdfast.beat_end(uuid), holdfast.purge(), holdfast.lease_list(text), holdfast.lease_history(text, integer),
+    holdfast.beat_leases(uuid), holdfast.beat_release(uuid, text, bigint), holdfast.beat_end(uuid), holdfast.purge(), holdfast.lease_list(text), holdfast.lease_history(text, integer),
     holdfast.check_savepoint(xid), holdfast.fenced_out(text), holdfast.snapshot_time(), holdfast.lease_protect(text, uuid), holdfast.commit_check(),
     holdfast.lease_protect_at_commit(text, uuid), holdfast.lease_protect_proven(text, text, boolean), holdfast.hello() from public;
 

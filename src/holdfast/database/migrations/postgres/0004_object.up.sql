@@ -143,7 +143,7 @@ create function holdfast.object_fence(lease text, token uuid) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     perform from holdfast.lease l join holdfast.beat b on b.id = l.beat
-      where l.name = lease and l.token = object_fence.token and not b.dead and b.expires_at > clock_timestamp() for share of l;
+      where l.name = lease and l.token = sha256(uuid_send(object_fence.token)) and not b.dead and b.expires_at > clock_timestamp() for share of l;
     if not found then
         perform holdfast.fenced_out(lease);
     end if;

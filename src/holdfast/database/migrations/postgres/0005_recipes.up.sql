@@ -1,8 +1,8 @@
 -- Functions for the recipes on leases that must be one transaction: claim any free slot of a pool, wipe under a guard,
 -- force-release only the grant that the operator saw.
 
-alter table holdfast.beat add column wanted uuid[];
-comment on column holdfast.beat.wanted is 'tokens of leases that an operator has recalled';
+alter table holdfast.beat add column wanted bigint[];
+comment on column holdfast.beat.wanted is 'fences of leases that an operator has recalled';
 
 -- Finds the slots of one pool without reading all leases.
 create index lease_slot on holdfast.lease (name text_pattern_ops) where name like '@slot:%';
@@ -69,7 +69,7 @@ create function holdfast.gate_open(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     lease_name text := holdfast.own_name('@gate:', 'name', name);
-    repeated boolean := exists (select from holdfast.lease l where l.name = lease_name and l.token = gate_open.token);
+    repeated boolean := exists (select from holdfast.lease l where l.name = lease_name and l.token = sha256(uuid_send(gate_open.token)));
 begin
     perform holdfast.audit_check(actor, reason);
     if seconds is null or seconds not between 1 and 86400 then
@@ -167,6 +167,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     prefix text := holdfast.own_name('@slot:', 'pool', pool);
     want uuid := coalesce(slot_claim.token, gen_random_uuid());
+    want_hash bytea := sha256(uuid_send(want));
     with_beat uuid := slot_claim.beat;
     r record;
     a record;
@@ -177,7 +178,7 @@ begin
         raise exception 'capacity must be from 1 to 100000, not %', capacity using errcode = 'invalid_parameter_value';
     end if;
     token := null; beat := null;
-    select s.name into name from holdfast.slot_rows(prefix) s where s.token = want;
+    select s.name into name from holdfast.slot_rows(prefix) s where s.token = want_hash;
     if not found then
         for attempt in 1..2 loop
             select count(*), coalesce(bool_or(s.slot > capacity), false), min(s.remaining), min(s.holder) into held, over, remaining, held_by
@@ -245,8 +246,9 @@ create function holdfast.slot_abandon(pool text, token uuid, with_beat boolean) 
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     found_name text;
+    token_hash bytea := sha256(uuid_send(token));
 begin
-    select s.name into found_name from holdfast.slot_rows(pool) s where s.token = slot_abandon.token;
+    select s.name into found_name from holdfast.slot_rows(pool) s where s.token = token_hash;
     if not found then
         return false;
     end if;
@@ -267,7 +269,7 @@ declare
     ended int;
 begin
     select x.holder, x.fence, x.kind into by_holder, by_fence, by_kind from holdfast.lease x join holdfast.beat b on b.id = x.beat
-     where x.name = guard and x.token = lease_wipe.token and not b.dead and b.expires_at > clock_timestamp() for share of x;
+     where x.name = guard and x.token = sha256(uuid_send(lease_wipe.token)) and not b.dead and b.expires_at > clock_timestamp() for share of x;
     if not found then
         return null;
     elsif by_kind <> 'guard' then
@@ -312,7 +314,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     by_holder text;
 begin
-    update holdfast.beat b set generation = b.generation + 1, wanted = array_append(array_remove(b.wanted, l.token), l.token)
+    update holdfast.beat b set generation = b.generation + 1, wanted = array_append(array_remove(b.wanted, l.fence), l.fence)
       from holdfast.lease l where l.name = lease_recall.name and l.fence = lease_recall.fence and b.id = l.beat
        and not b.dead and b.expires_at > clock_timestamp() returning l.holder into by_holder;
     if not found then
@@ -322,11 +324,11 @@ begin
     return true;
 end $$;
 
-create function holdfast.beat_wanted(beat uuid) returns table (token uuid)
+create function holdfast.beat_wanted(beat uuid) returns table (fence bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select unnest(b.wanted) from holdfast.beat b where b.id = beat_wanted.beat;
+    return query select unnest(b.wanted) from holdfast.beat b where b.id = sha256(uuid_send(beat_wanted.beat));
 end $$;
 
 -- Purge if this lease has expired. Without this, an expired lease keeps its row until some process purges.
@@ -398,7 +400,7 @@ begin
     insert into holdfast.peer (name, fence, role, address, key)
     select l.name, l.fence, session_user, peer_announce.address, peer_announce.key
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
-     where l.name = peer_announce.name and l.token = peer_announce.token and not b.dead and b.expires_at > clock_timestamp()
+     where l.name = peer_announce.name and l.token = sha256(uuid_send(peer_announce.token)) and not b.dead and b.expires_at > clock_timestamp()
         on conflict (name) do update set fence = excluded.fence, role = excluded.role, address = excluded.address, key = excluded.key;
     return found;
 end $$;

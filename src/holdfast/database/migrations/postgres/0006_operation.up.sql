@@ -172,7 +172,7 @@ create table holdfast.review (
     fingerprint    text,
     outputs        text,
     four_eyes      boolean not null default false,
-    taken          uuid,
+    taken          bytea,
     pointer        text,
     constraint fields_are_short check (octet_length(label) <= 16384 and octet_length(detail) <= 16384 and octet_length(outputs) <= 65536
         and octet_length(concat(dataset_id, operation_type, asked_by, fingerprint)) <= 65536)
@@ -182,7 +182,7 @@ comment on column holdfast.review.attempt is 'the attempt that used the approval
 comment on column holdfast.review.fingerprint is 'of its payload; an approval holds for this, the actor and the outputs';
 comment on column holdfast.review.outputs is 'the datasets that it declares to write, as JSON';
 comment on column holdfast.review.four_eyes is 'the actor who asked must not approve it';
-comment on column holdfast.review.taken is 'drawn by the run that took the approval';
+comment on column holdfast.review.taken is 'hash of a token that the run drew which took the approval';
 comment on column holdfast.review.pointer is 'the end of the log of the operation when the approval was taken';
 comment on column holdfast.review.spent_at is 'of an approval, when it was used; of a rejection, when a reset lifted it';
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
@@ -506,7 +506,7 @@ begin
             perform holdfast.operation_is_of(g, f[8], f[9], f[10], f[11], f[12], f[13]) from holdfast.idempotency_log g where g.idem_key = f[1];
         end if;
         if logged = 'partial' then
-            perform from holdfast.lease l where l.name = operation_claim.name and l.token = operation_claim.token and l.fence = owned;
+            perform from holdfast.lease l where l.name = operation_claim.name and l.token = sha256(uuid_send(operation_claim.token)) and l.fence = owned;
         end if;
         if logged <> 'partial' or not found then
             status := 'known'; token := null; beat := null; pointer := null;
@@ -563,7 +563,7 @@ begin
     end if;
     -- The release locks the lease, so no other check of the token is needed.
     if not exists (select from holdfast.lease l join holdfast.beat b on b.id = l.beat
-                    where l.name = owner and l.token = operation_finish.token and not b.dead and b.expires_at > clock_timestamp())
+                    where l.name = owner and l.token = sha256(uuid_send(operation_finish.token)) and not b.dead and b.expires_at > clock_timestamp())
        or not holdfast.lease_release(owner, null, token, false, tell) then
         perform holdfast.fenced_out(owner);
     end if;
@@ -778,7 +778,7 @@ begin
      where r.idem_key = key and r.spent_at is null and (r.status = 'rejected' or r.status = 'open' and r.reason <> 'attempts')
      order by r.outcome, r.id limit 1;
     if not found then
-        update holdfast.review u set spent_at = clock_timestamp(), taken = token, pointer = (select g.wal_pointer from holdfast.idempotency_log g where g.idem_key = key)
+        update holdfast.review u set spent_at = clock_timestamp(), taken = sha256(uuid_send(token)), pointer = (select g.wal_pointer from holdfast.idempotency_log g where g.idem_key = key)
          where u.id = (select r.id from holdfast.review r where r.idem_key = key and r.outcome = 'approved' and r.spent_at is null
                           and r.fingerprint is not distinct from review_take.fingerprint and r.asked_by is not distinct from review_take.asked_by
                           and r.outputs is not distinct from review_take.outputs
@@ -793,7 +793,7 @@ create function holdfast.review_return(review bigint, token uuid) returns boolea
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     update holdfast.review r set spent_at = null
-     where r.id = review and r.outcome = 'approved' and r.taken = token and r.attempt is null
+     where r.id = review and r.outcome = 'approved' and r.taken = sha256(uuid_send(token)) and r.attempt is null
        and r.pointer is not distinct from (select g.wal_pointer from holdfast.idempotency_log g where g.idem_key = r.idem_key);
     return found;
 end $$;

@@ -1,5 +1,7 @@
 -- The durable lease in one file. Every script that writes runs inside BEGIN IMMEDIATE: SQLite's single writer replaces the
 -- row locks of PostgreSQL. The clock is the machine's (unixepoch('subsec') is NULL before 3.42).
+-- Columns have the hashes of secrets: of tokens, of the ids by which a process renews its beats, and of the secrets of re-entry. Parameters
+-- of statements are hashes, too: see with_hashes in sqlite_calls.py.
 
 create table holdfast_schema_version (
     version    integer primary key,
@@ -39,7 +41,7 @@ create table holdfast_lease (
     keep_until  real,
     kept        integer not null default 0,
     kind        text not null,
-    reenter     blob
+    reenter     text
 ) without rowid;
 
 create table holdfast_history (
