@@ -4,15 +4,18 @@ Pure: no database and no clock. A slot is a time in whole microseconds since 197
 same one. A change must keep this: the slots do not depend on where the computation begins.
 
     every 300 s                          the multiples of 300 s since 1970, in UTC
-    "*/5 * * * *"  hour is *             every hour that passes has its slots, also both of a repeated one
+    "*/5 * * * *"  hour is *             each instant whose local time matches: a time that happens twice is two slots,
+                                         a time that does not happen is none
     "30 2 * * *"   any other hour        the wall clock: a time that happens twice is one slot, the first one;
                                          a time that does not happen is a slot at the next instant
+
+However far the clocks change: by an hour, by half an hour, across midnight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
@@ -92,11 +95,16 @@ class CronTimetable(NamedTuple):
 
     def _slots(self, after: int) -> Iterator[int]:
         """All slots later than that."""
-        start = datetime.fromtimestamp(after // SECOND, self.zone)
-        for slot in _simulate(_by_the_clock(self.expression), start):
-            # The second time that a clock shows 02:10, it is not later than the 02:30 that it showed the first time.
-            if (at := int(slot.timestamp()) * SECOND) > after:
+        start = datetime.fromtimestamp(after // SECOND, self.zone).replace(fold=0)
+        first, second = _instants(start)
+        if second > first:  # begin before the span that is repeated: the second slots of its times may still be due
+            start -= timedelta(seconds=second - first)
+        times = (time.replace(tzinfo=self.zone) for time in _simulate(self.expression, start.replace(tzinfo=None)))
+        has_each_hour = self.expression.split()[1] in ("*", "*/1")
+        for instant in _by_instant(times) if has_each_hour else _by_the_clock(times):
+            if (at := instant * SECOND) > after:  # two times that do not happen may have the same next instant
                 yield at
+                after = at
 
 
 Timetable = IntervalTimetable | CronTimetable
@@ -150,22 +158,51 @@ def _parse_cron(expression: str, zone: ZoneInfo) -> CronTimetable:
             "(minute, hour, day of the month, month, day of the week)"
         )
     timetable = CronTimetable(" ".join(fields), zone)
-    try:
-        timetable.next_after(0)
-    except RuntimeError:  # of the generator: the simulation has stopped
-        raise ValueError(f"every={expression!r:.100} never fires: no date within 50 years matches it") from None
+    if next(timetable._slots(0), None) is None:  # the simulation has stopped
+        raise ValueError(f"every={expression!r:.100} never fires: no date within 50 years matches it")
     return timetable
 
 
 def _simulate(expression: str, start: datetime) -> CronSim:
+    """The local times later than ``start``, without a zone. cronsim has rules of its own for zones, and loses slots
+    where clocks change by half an hour."""
     try:
         from cronsim import CronSim, CronSimError
     except ModuleNotFoundError as error:
         raise missing_extra(error, "cron") from error
     try:
-        return CronSim(expression, start.astimezone(UTC) if start.tzinfo == ZoneInfo("UTC") else start)
+        return CronSim(expression, start)
     except CronSimError as error:
         raise ValueError(_cron_problem(expression, str(error))) from None
+
+
+def _instants(local: datetime) -> tuple[int, int]:
+    """The first and the second instant of a local time that happens twice. They are the same if it happens once; if it
+    does not happen, the second is less than the first."""
+    return int(local.timestamp()), int(local.replace(fold=1).timestamp())
+
+
+def _by_instant(times: Iterator[datetime]) -> Iterator[int]:
+    """Each instant of each time, in order: the second instants of a span that is repeated follow all first ones."""
+    repeated: list[int] = []
+    for local in times:
+        first, second = _instants(local)
+        if second < first:
+            continue
+        while repeated and repeated[0] < first:
+            yield repeated.pop(0)
+        yield first
+        if second > first:
+            repeated.append(second)
+
+
+def _by_the_clock(times: Iterator[datetime]) -> Iterator[int]:
+    """The first instant of each time; of one that does not happen, the next instant."""
+    for local in times:
+        shown = local
+        while (instants := _instants(shown))[1] < instants[0]:
+            shown += timedelta(minutes=1)
+        yield instants[0]
 
 
 def _cron_problem(expression: str, problem: str) -> str:
@@ -175,14 +212,3 @@ def _cron_problem(expression: str, problem: str) -> str:
         return f"every={expression!r:.100} never fires: month {month} has no day {day}"
     field = problem.removeprefix("Bad ").replace("-", " ")
     return f"every={expression!r:.100} is not a cron expression: its {field} is wrong"
-
-
-def _by_the_clock(expression: str) -> str:
-    """The expression as cronsim follows the wall clock for it. As Debian's cron does, it goes by the time that passes
-    where the minute or the hour begins with a star; we do that for every hour alone, so that 02:30 is one slot."""
-    minute, hour, *days = expression.split()
-    if hour in ("*", "*/1"):
-        return " ".join([minute, "*", *days])
-    minute = f"0-59{minute[1:]}" if minute.startswith("*") else minute
-    hour = f"0-23{hour[1:]}" if hour.startswith("*") else hour
-    return " ".join([minute, hour, *days])

@@ -10,16 +10,16 @@ from itertools import pairwise, takewhile
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.schedules.timetable import COUNT_LIMIT, SECOND, CronTimetable, DueSlots, parse_timetable
 
 YEAR = 2027
 START, END = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) * SECOND for year in (YEAR, YEAR + 1))
-ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
-"""Berlin's clocks skip 02:00 to 03:00, and show 02:00 to 03:00 twice; New York's show 01:00 to 02:00 twice; Lord Howe's
-change by half an hour."""
+ZONES = ("Europe/Berlin", "America/New_York", "America/Santiago", "Australia/Lord_Howe")
+"""Berlin's clocks skip 02:00 to 03:00, and show 02:00 to 03:00 twice; New York's show 01:00 to 02:00 twice; Santiago's
+skip 00:00 to 01:00, and show 23:00 to 24:00 twice; Lord Howe's change by half an hour."""
 DAYS: dict[str, Callable[[date], bool]] = {
     "* * *": lambda _: True,
     "1,15 * *": lambda day: day.day in (1, 15),
@@ -63,6 +63,11 @@ hours = st.none() | st.sets(st.sampled_from([0, 1, 2, 3, 4, 23]), min_size=1, ma
 
 
 @settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example("Australia/Lord_Howe", None, (35,), "* * *", [])
+@example("Australia/Lord_Howe", None, (15, 35), "* * SUN", [])
+@example("Australia/Lord_Howe", (2,), (15,), "* * *", [])
+@example("America/Santiago", None, (0,), "* * SUN", [])
+@example("America/Santiago", (0, 23), (30,), "* * SUN", [])
 @given(
     st.sampled_from(ZONES), hours, numbers, st.sampled_from(list(DAYS)), st.lists(st.integers(START, END), max_size=12)
 )
@@ -110,9 +115,35 @@ def test_slots_of_an_interval_are_its_multiples(interval: int, after: int, span:
         ("30 */2 1-3 * *", "Europe/Berlin", date(2027, 10, 31), []),
         ("30 2,3 * * *", "Europe/Berlin", date(2027, 3, 28), ["03:00+02:00", "03:30+02:00"]),
         ("15,45 2 * * *", "Australia/Lord_Howe", date(2027, 10, 3), ["02:30+11:00", "02:45+11:00"]),
+        ("35 1 * * *", "Australia/Lord_Howe", date(2027, 4, 4), ["01:35+11:00"]),
+        ("35 0-2 * * *", "Australia/Lord_Howe", date(2027, 4, 4), ["00:35+11:00", "01:35+11:00", "02:35+10:30"]),
     ],
 )  # fmt: skip
 def test_a_time_that_happens_twice_or_never_is_one_slot(every: str, zone: str, day: date, local: list[str]) -> None:
+    assert slots_of_day(every, zone, day) == local
+
+
+@pytest.mark.parametrize(
+    ("every", "zone", "day", "local"),
+    [
+        ("35 * * * *", "Australia/Lord_Howe", date(2027, 4, 4),
+         ["00:35+11:00", "01:35+11:00", "01:35+10:30", "02:35+10:30"]),
+        ("35 * * * *", "Australia/Lord_Howe", date(2027, 10, 3), ["01:35+10:30", "02:35+11:00", "03:35+11:00"]),
+        ("15 * * * *", "Australia/Lord_Howe", date(2027, 10, 3), ["01:15+10:30", "03:15+11:00"]),
+        ("35 * * * *", "Europe/Berlin", date(2027, 10, 31), ["02:35+02:00", "02:35+01:00"]),
+        ("35 * * * *", "Europe/Berlin", date(2027, 3, 28), ["01:35+01:00", "03:35+02:00"]),
+    ],
+)  # fmt: skip
+def test_with_every_hour_a_time_that_happens_twice_is_two_slots_and_one_that_never_does_is_none(
+    every: str, zone: str, day: date, local: list[str]
+) -> None:
+    slots = slots_of_day(every, zone, day)
+    first = slots.index(local[0])
+    assert slots[first : first + len(local)] == local
+
+
+def slots_of_day(every: str, zone: str, day: date) -> list[str]:
+    """The local times of a day, each computed from the one before."""
     midnight, next_midnight = (
         int(datetime(each.year, each.month, each.day, tzinfo=ZoneInfo(zone)).timestamp()) * SECOND
         for each in (day, day + timedelta(days=1))
@@ -122,7 +153,7 @@ def test_a_time_that_happens_twice_or_never_is_one_slot(every: str, zone: str, d
         found.append(
             datetime.fromtimestamp(at / SECOND, ZoneInfo(zone)).isoformat(timespec="minutes").partition("T")[2]
         )
-    assert found == local
+    return found
 
 
 @pytest.mark.parametrize(
@@ -130,6 +161,7 @@ def test_a_time_that_happens_twice_or_never_is_one_slot(every: str, zone: str, d
     [
         ("0 0 30 2 *", "UTC", "never fires: month 2 has no day 30"),
         ("0 0 31 2,4,6 *", "UTC", "never fires"),
+        ("0 0 */8 2 MON#5", "UTC", "never fires: no date within 50 years matches it"),
         ("0 0 29 2 MON#4", "UTC", None),
         ("0 3 * * * *", "UTC", "it has 6 fields, and five are needed"),
         ("60 3 * * *", "UTC", "its minute is wrong"),
