@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import commands as governed
+from holdfast.governance.audit import Audit
 from tests.children import Child, eventually
 from tests.cli.command import Running, ask, at, columns_of, invoke, printed, valid
 
@@ -142,6 +143,25 @@ def test_watch_sees_a_gate_open_and_close(sqlite_url: str) -> None:
         eventually(lambda: running.text.count("no gate is open") == 2, "it is closed again")
         assert running.end(signal.SIGINT) == (0, "")
         assert running.text.count("UTC: ") == 3
+
+
+def test_watch_shows_the_reason_of_a_window_once_it_is_known(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks when the gate is open and the audit log does not have its fence yet."""
+    note = Audit.note
+    with (
+        holdfast.Client(sqlite_url) as client,
+        Running(*at(sqlite_url, "gates", "--watch", "--every", "0.1")) as running,
+    ):
+
+        def note_later(audit: Audit, entry: int, *, fence: int) -> None:
+            running.until_it_says("danger")
+            assert "rolling forward" not in running.text
+            note(audit, entry, fence=fence)
+
+        monkeypatch.setattr(Audit, "note", note_later)
+        with client.gate("danger", actor="deploy", reason="rolling forward", **LONG):
+            running.until_it_says("rolling forward")
+        assert running.end(signal.SIGINT) == (0, "")
 
 
 def test_a_live_view_says_which_columns_are_hidden(sqlite_url: str) -> None:
