@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from weakref import WeakSet
 
 from holdfast.database.file_turns import SessionLocks, open_side_file
 from holdfast.database.url import Database
@@ -56,7 +55,7 @@ class FileLockWire:
         self._writer: threading.Thread | None = None
         self._has_failed = False
         self._has_rows = False
-        _live.add(self)
+        _live.add(self._id)
         forks.guard(self)
 
     @classmethod
@@ -162,18 +161,18 @@ class FileLockWire:
         if self._has_rows:
             self._has_rows = False
             with suppress(Refused, RuntimeError):  # else the next session of this process deletes them
-                self._write(Note(True, [], [], []))
-        _live.discard(self)
+                self._write(Note(True, [], [], []), after=self._writer)
+        _live.discard(self._id)
         self._queue.close()
         for space, file in enumerate(self._files):
             self._files[space] = None
             if file is not None:
                 os.close(file)
 
-    def _write(self, note: Note) -> None:
+    def _write(self, note: Note, after: threading.Thread | None = None) -> None:
         """The kernel knows numbers alone. Names and ages are in tables, and writing them may wait for the disk. Refused
-        while the last note is being written."""
-        if self._writer is not None and self._writer.is_alive():
+        while the last note is being written, unless it is written ``after`` that."""
+        if after is None and self._writer is not None and self._writer.is_alive():
             raise Refused("the last note of this session is still being written")
         now = time.time()  # it may be written much later
         held = [
@@ -181,7 +180,6 @@ class FileLockWire:
         ]
         parameters = {
             "session": self._id,
-            "live": json.dumps([each._id for each in list(_live) if each is not self]),
             "pid": os.getpid(),
             "application": application_name(),
             "is_first": note.is_first,
@@ -193,10 +191,13 @@ class FileLockWire:
         def write() -> None:
             from holdfast.database.sqlite import SqliteSession
 
+            if after is not None:
+                after.join()
+            live = json.dumps(list(_live - {self._id}))
             try:
                 session = SqliteSession.open(self._database, _NOTE_TIMEOUT)
                 try:
-                    session.call("lock_note", parameters, _NOTE_TIMEOUT)
+                    session.call("lock_note", {**parameters, "live": live}, _NOTE_TIMEOUT)
                 finally:
                     session.close()
             except EngineError:
@@ -246,8 +247,8 @@ class FileLockWire:
         return file
 
 
-_live: WeakSet[FileLockWire] = WeakSet()
-"""The sessions of this process that are open: rows of its other sessions are stale."""
+_live: set[str] = set()
+"""The ids of the open sessions of this process: rows of its other sessions are stale."""
 
 
 def _is_at(path: str, file: int) -> bool:

@@ -131,6 +131,29 @@ def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str, monkeypatch
         held.check()
 
 
+def test_a_note_that_waits_for_the_database_leaves_no_row_of_a_closed_session(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is closed before the note is repeated that its lock was released. A row that stayed would be that of
+    a holder: another process that waits for the lock names it."""
+    for name, seconds in (("SWEEP", 0.05), ("YOUNG", 600), ("NOTE_PAUSE", 600)):
+        monkeypatch.setattr(executor_async, name, seconds)
+    with holdfast.Client(sqlite_url) as client:
+        client.leases.list()  # creates the tables
+        held = client.lock(("agent", 7)).acquire()
+        wire = core(client).pool.holds[0].wire
+        with closing(sqlite3.connect(urlsplit(sqlite_url).path, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            monkeypatch.setattr(executor_async, "YOUNG", 0)
+            eventually(lambda: wire._has_rows, "the note that it is held waits for the database")
+            writer = wire._writer
+            assert held.release() is True
+            eventually(lambda: not core(client).pool.sessions, "the session is closed")
+            assert writer.is_alive()
+        writer.join(PATIENCE)
+        eventually(lambda: query(sqlite_url, "select * from holdfast_lock_hold") == [], "no row is left")
+
+
 def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
     connect: Connect, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
