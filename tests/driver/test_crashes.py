@@ -324,6 +324,45 @@ def test_a_supervisor_killed_under_a_running_driver_is_noticed_at_once(daemon: D
     assert state(client, "a") == "SupervisorLost"
 
 
+ESCAPE = """
+exec >/dev/null
+setsid env -i sh -c 'sleep 1000 & echo $! >>pids; wait' & echo $! >>pids
+while grep -q HOLDFAST /proc/$!/environ || [ $(wc -l <pids) -lt 2 ]; do :; done
+"""
+"""A process leaves its session and has no variable of the driver, and so has its child."""
+
+
+@pytest.mark.parametrize("forge", ["", "cp ../../exit.json ../../sandboxes/a;"], ids=["", "with a forged exit"])
+def test_what_has_escaped_from_its_session_and_killed_its_supervisor_is_not_left(daemon: Daemon, forge: str) -> None:
+    client = daemon.client()
+    end = {"exit_code": 0, "signal": None, "problem": None, "ended": False, "finished_at": 1.0}
+    (daemon.folder / "exit.json").write_text(json.dumps(end))
+    client.create("other", ["sh", "-c", "echo $$; exec sleep 1000"])
+    eventually(lambda: text(client, "other"), "it runs")
+    client.create("a", ["sh", "-c", f"{ESCAPE} {forge} kill -9 $PPID"])
+    reaches(client, "a", "SupervisorLost", "Exited")
+    pids = [int(each) for each in (daemon.work("a") / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert client.delete("a", wait=PATIENCE)
+    assert not any(map(runs, pids))
+    assert runs(int(text(client, "other"))), "no other sandbox is touched"
+    assert daemon.process.returncode is None
+
+
+def test_a_child_that_the_driver_did_not_start_is_left_alone(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """As of a shell that has started it, and then executes the driver."""
+    pid = tmp_path / "pid"
+    before = f"import os, pathlib; p = os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')\npathlib.Path({str(pid)!r}).write_text(str(p))"
+    daemon = start(before=before)
+    client = daemon.client()
+    client.create("a", ["sh", "-c", "kill -9 $PPID"])
+    reaches(client, "a", "SupervisorLost")
+    assert client.delete("a", wait=PATIENCE)
+    other = int(pid.read_text())
+    assert runs(other)
+    os.kill(other, signal.SIGKILL)
+
+
 async def test_a_supervisor_that_is_stopped_cannot_hold_up_a_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from holdfast.driver.api import Api
 from holdfast.driver.daemon_signals import is_loopback, stop_on_signals
 from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, HttpServer, Request
+from holdfast.driver.orphans import Subreaper
 from holdfast.driver.reconcile_folder import FolderReconciler
 
 FINISH_WITHIN = 5.0
@@ -158,7 +159,7 @@ async def _serve(settings: DriverSettings, open_files: int) -> int:
     listening = _listen(settings)
     log = _event_printer(settings.as_json)
     try:
-        sandboxes = FolderReconciler(settings.folder.absolute(), settings.limit, log, open_files)
+        sandboxes = FolderReconciler(settings.folder.absolute(), settings.limit, log, open_files, Subreaper())
         await sandboxes.open()
     except OSError as error:
         raise _unusable(settings.folder, error) from None

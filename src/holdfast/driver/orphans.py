@@ -1,14 +1,36 @@
 """Kills the processes of a sandbox whose supervisor was killed.
 
-The kernel has killed the first process with the supervisor. The others are found by a variable in their environment,
-and killed through a pidfd: a pid that another process has got meanwhile is never hit.
+The kernel has killed the first process with the supervisor. It gives the others to the driver, if that has started the
+supervisor. All others are found by a variable in their environment, and killed through a pidfd: a pid that another
+process has got meanwhile is never hit.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from holdfast.driver.supervisor.process import children
+from holdfast.driver.supervisor.program import PR_SET_CHILD_SUBREAPER, prctl
+
+
+class Subreaper:
+    """Makes the kernel give this process the orphans of its supervisors, also of those that have left their session and
+    cleared their environment. It must start no other children; those that it has already are left alone."""
+
+    def __init__(self) -> None:
+        self._others = frozenset(children())
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def kill_adopted(self, supervisors: Collection[int]) -> bool:
+        """Kill all children but ``supervisors``; whether any is left. An unreaped child keeps its pid."""
+        while adopted := {*children()} - self._others - {*supervisors}:
+            for pid in adopted:
+                os.kill(pid, signal.SIGKILL)
+            if not all([os.waitpid(pid, os.WNOHANG)[0] for pid in adopted]):
+                return True
+        return False  # the children of those that were reaped would have become ours
 
 
 def kill(run: str) -> bool:

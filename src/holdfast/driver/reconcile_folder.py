@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.driver import orphans, store
 from holdfast.driver.events import Events
+from holdfast.driver.orphans import Subreaper
 from holdfast.driver.sandbox import SUPERVISOR, Sandbox
 from holdfast.driver.spec import describe
 from holdfast.driver.store import Damaged, SandboxStore, SupervisorLock
@@ -36,12 +37,15 @@ class IdTaken(Exception):
 
 
 class FolderReconciler:
-    """``open_files``: the limit for sandboxes whose spec has none; None: that of the driver."""
+    """``open_files``: the limit for sandboxes whose spec has none; None: that of the driver. ``subreaper``: of a process
+    that has no other children than supervisors."""
 
     def __init__(
-        self, folder: Path, limit: int, log: Callable[[Mapping[str, Any]], None], open_files: int | None = None
-    ) -> None:
+        self, folder: Path, limit: int, log: Callable[[Mapping[str, Any]], None], open_files: int | None = None,
+        subreaper: Subreaper | None = None,
+    ) -> None:  # fmt: skip
         self._store, self._limit, self._log, self._open_files = SandboxStore(folder), limit, log, open_files
+        self._subreaper = subreaper
         self._sandboxes: dict[str, Sandbox] = {}
         self._removals: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Task[None] | None = None
@@ -160,7 +164,7 @@ class FolderReconciler:
         if sandbox.facts.deleting is not None:
             if store.has_supervisor(sandbox.folder, missing=False):
                 self._enforce_end(sandbox)
-            elif not orphans.kill(sandbox.run):
+            elif not orphans.kill(sandbox.run) and not self._kill_adopted():
                 self._remove(sandbox)
                 return
         self._publish_change(sandbox)
@@ -180,18 +184,29 @@ class FolderReconciler:
             if not lock.is_acquired:
                 return
             if facts.exit is None and facts.started is not None:
-                if orphans.kill(sandbox.run):
+                if orphans.kill(sandbox.run) or self._kill_adopted():
                     return  # the timer checks again whether they are gone
                 if facts.deleting is None:
                     self._record_loss(sandbox)
-            if facts.deleting is not None:
+            if facts.deleting is not None and not self._kill_adopted():
                 self._remove(sandbox)
 
     def _reap_supervisors(self) -> None:
-        """On SIGCHLD: reconcile the sandboxes whose supervisors have ended."""
-        for sandbox in list(self._sandboxes.values()):
-            if sandbox.reap_supervisor():
-                self._try_reconcile(sandbox)
+        """On SIGCHLD: reconcile the sandboxes whose supervisors have ended. One that was killed leaves us its orphans,
+        and their end is what no supervisor explains."""
+        ended = [sandbox for sandbox in self._sandboxes.values() if sandbox.reap_supervisor()]
+        if not ended or any(sandbox.facts.trouble for sandbox in ended):
+            self._kill_adopted()
+        for sandbox in ended:
+            self._try_reconcile(sandbox)
+
+    def _kill_adopted(self) -> bool:
+        """Whether processes are left whose supervisor was killed; of which sandbox they were is unknown."""
+        if self._subreaper is None:
+            return False
+        return self._subreaper.kill_adopted(
+            {sandbox.child.pid for sandbox in self._sandboxes.values() if sandbox.child is not None}
+        )
 
     def _enforce_end(self, sandbox: Sandbox) -> None:
         """Order the supervisor to end a sandbox that has to end, and kill a supervisor that does not obey."""
