@@ -91,6 +91,17 @@ def uvicorn_answers_400_in_a_method() -> None:
     assert "self.transport" in source
 
 
+def h11_extracts_heads_from_a_buffer() -> None:
+    h11 = pytest.importorskip("h11")
+    from h11._receivebuffer import ReceiveBuffer
+
+    assert isinstance(h11.Connection(h11.SERVER)._receive_buffer, ReceiveBuffer)
+    buffer = ReceiveBuffer()
+    buffer += b"a\r\nb\r\n\r\nc"
+    assert [bytes(line) for line in buffer.maybe_extract_lines() or ()] == [b"a", b"b"]
+    assert "self._extract(" in inspect.getsource(ReceiveBuffer.maybe_extract_lines)
+
+
 def fastapi_tells_the_route_in_the_scope() -> None:
     pytest.importorskip("fastapi")
     import fastapi.routing
@@ -120,6 +131,7 @@ NAMES: dict[str, Callable[[], None]] = {
     "uvicorn.Server.server_state.tasks": uvicorn_captures_signals_in_a_method,
     "uvicorn H11Protocol.handle_websocket_upgrade": uvicorn_answers_400_in_a_method,
     "uvicorn H11Protocol.send_400_response": uvicorn_answers_400_in_a_method,
+    "h11._receivebuffer.ReceiveBuffer, h11 Connection._receive_buffer": h11_extracts_heads_from_a_buffer,
     'scope["fastapi"]["effective_route_context"] of FastAPI': fastapi_tells_the_route_in_the_scope,
     "codecarbon EmissionsTracker._tasks": codecarbon_keeps_its_tasks,
 }

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
+from holdfast.gateway.admission_rules import HEAD_BYTES
 from tests.children import PATIENCE
 from tests.gateway.replicas import Replica
 
@@ -102,6 +103,37 @@ def test_bytes_that_are_hardly_http_are_refused_as_problems(replica: Replica) ->
             if status[:1] == b"4" and b"websocket" not in head.lower():  # a bad handshake is told in words
                 assert b"application/problem+json" in answer, (head, answer)
     assert replica.http.get("/healthz").status_code == 200
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+SENT = b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+AMBIGUOUS = {
+    "a folded line": HEALTH + b"A: b\r\n folded\r\n\r\n",
+    "a line folded with a tab": HEALTH + b"A: b\r\n\tHost: evil\r\n\r\n",
+    "no CR at all": b"GET /healthz HTTP/1.1\nHost: localhost\n\n",
+    "no CR in the middle": HEALTH + b"A: b\nC: d\r\n\r\n",
+    "no CR at the end": HEALTH + b"A: b\n\r\n",
+    "no CR after a value": HEALTH + b"A: b\r\n\n",
+    "a line feed before": b"\n" + HEALTH + b"\r\n",
+    "a folded trailer": SENT + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nA: b\r\n c\r\n\r\n",
+    "one byte too many": HEALTH + b"A: ".ljust(HEAD_BYTES - len(HEALTH) - 3, b"a") + b"\r\n\r\n",
+    "far too many": HEALTH + b"A: ".ljust(40_000, b"a") + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_heads_that_a_proxy_may_read_otherwise_or_that_are_too_long_are_refused(
+    replica: Replica, request_: bytes
+) -> None:
+    head, _, body = _say(replica.address, request_).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 "), head
+    assert json.loads(body)["status"] == 400
+
+
+def test_a_head_of_the_documented_size_is_served(replica: Replica) -> None:
+    longest = HEALTH + b"A: ".ljust(HEAD_BYTES - len(HEALTH) - 4, b"a") + b"\r\n\r\n"
+    assert len(longest) == HEAD_BYTES
+    assert _say(replica.address, longest).startswith(b"HTTP/1.1 200 ")
 
 
 BODIES = [

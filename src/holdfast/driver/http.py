@@ -169,8 +169,15 @@ async def _head(reader: asyncio.StreamReader) -> bytes | None:
             first = await reader.read(1)
         if not first:
             return None
+        head = bytearray(first)
         async with asyncio.timeout(READ_WITHIN):
-            return first + await reader.readuntil(b"\r\n\r\n")
+            while not head.endswith(b"\r\n\r\n"):
+                head += await reader.readuntil(b"\n")
+                if not head.endswith(b"\r\n"):
+                    raise Problem(400, "a line of the head ends without CR")
+                if len(head) > HEAD_BYTES:
+                    raise asyncio.LimitOverrunError("", 0)
+        return bytes(head)
     except asyncio.LimitOverrunError:
         raise Problem(431, f"the head is larger than {HEAD_BYTES} bytes") from None
 

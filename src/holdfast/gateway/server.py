@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import socket
@@ -22,6 +23,7 @@ from uuid import uuid4
 import h11
 import uvicorn
 from fastapi import FastAPI
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import holdfast
@@ -116,11 +118,32 @@ class _Server(uvicorn.Server):
         yield
 
 
+# private: h11._receivebuffer.ReceiveBuffer, h11 Connection._receive_buffer, tested in tests/test_private_names.py
+class _HeadBuffer(ReceiveBuffer):
+    """Refuses heads that a proxy before us could read in another way: with folded lines, with lines that end without
+    CR, and those that h11 takes in spite of its limit because they arrived at once."""
+
+    _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
+    _extracted = bytearray()
+
+    def _extract(self, count: int) -> bytearray:
+        self._extracted = super()._extract(count)
+        return self._extracted
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Of a head, or of trailers. h11 makes an error of the peer of a LocalProtocolError."""
+        lines = super().maybe_extract_lines()
+        if lines is not None and (len(self._extracted) > HEAD_BYTES or self._AMBIGUOUS.search(self._extracted)):
+            raise h11.LocalProtocolError("the head is ambiguous or too long")
+        return lines
+
+
 class _Protocol(H11Protocol):
     """Counted by ``limits``, and closed when the head of a request takes too long, or its client reads nothing."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn._receive_buffer = _HeadBuffer()
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._unsent_timer: asyncio.TimerHandle | None = None
