@@ -87,7 +87,7 @@ INSIDE = {
 HARMLESS = {
     "wake_payload": "'import'",
     "wake": "'import'", "waiters_name": "'import'", "check_name": "'name', 'x'", "check_kind": "'plain', 'x'",
-    "check_type": "'@sandbox'", "check_payload": "'1', null", "check_labels": "'{}'", "sql_version": "",
+    "check_gateway": "'@sandbox'", "check_payload": "'1', null", "check_labels": "'{}'", "sql_version": "",
     "own_name": "'@slot:', 'pool', 'x'", "protect_key": "'x'", "limit_transaction": "0",
     "fenced_out": "'import'",
     "check_savepoint": "'1'::xid", "clock_number": "", "random_space": "",

@@ -352,7 +352,10 @@ def test_what_has_escaped_from_its_session_and_killed_its_supervisor_is_not_left
 def test_a_child_that_the_driver_did_not_start_is_left_alone(start: Callable[..., Daemon], tmp_path: Path) -> None:
     """As of a shell that has started it, and then executes the driver."""
     pid = tmp_path / "pid"
-    before = f"import os, pathlib; p = os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')\npathlib.Path({str(pid)!r}).write_text(str(p))"
+    before = (
+        "import os, pathlib; child = os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(child))"
+    )
     daemon = start(before=before)
     client = daemon.client()
     client.create("a", ["sh", "-c", "kill -9 $PPID"])

@@ -18,7 +18,7 @@ FOR_OPERATORS = frozenset(
 )  # fmt: skip
 """What changes the leases, locks or operations of others without their token, the audit of that, and gates."""
 FOR_GATEWAYS = frozenset({"peer_announce", "peer_find"})
-"""What replicas of the gateway call. A role that may execute the first also reads and writes objects of types @…"""
+"""What replicas of the gateway call. The first one also gives a role objects of types @… and leases gateway:…"""
 
 
 SESSION_LOCKS = tuple(

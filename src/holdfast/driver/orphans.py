@@ -28,7 +28,8 @@ class Subreaper:
         while adopted := {*children()} - self._others - {*supervisors}:
             for pid in adopted:
                 os.kill(pid, signal.SIGKILL)
-            if not all([os.waitpid(pid, os.WNOHANG)[0] for pid in adopted]):
+            reaped = {os.waitpid(pid, os.WNOHANG)[0] for pid in adopted}
+            if reaped != adopted:
                 return True
         return False  # the children of those that were reaped would have become ours
 

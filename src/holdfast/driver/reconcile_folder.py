@@ -37,8 +37,8 @@ class IdTaken(Exception):
 
 
 class FolderReconciler:
-    """``open_files``: the limit for sandboxes whose spec has none; None: that of the driver. ``subreaper``: of a process
-    that has no other children than supervisors."""
+    """``open_files``: the limit for sandboxes whose spec has none; None: that of the driver. ``subreaper``: of a
+    process that starts no other children than supervisors."""
 
     def __init__(
         self, folder: Path, limit: int, log: Callable[[Mapping[str, Any]], None], open_files: int | None = None,

@@ -332,7 +332,7 @@ def test_only_a_gateway_writes_and_reads_what_its_driver_runs(urls: tuple[str, s
                 "select holdfast.object_list('@session')",
                 "set role worker; select holdfast.object_list('@session')",
             ):  # fmt: skip
-                with pytest.raises(InsufficientPrivilege, match="permission denied for objects of type '@"):
+                with pytest.raises(InsufficientPrivilege, match="permission denied for '@"):
                     session.execute(call.encode())
         assert gateway.execute(HOSTILE.encode()).fetchone() == ("done",)
         [(version,)] = gateway.execute("select version from holdfast.object_list('@sandbox')").fetchall()
@@ -345,6 +345,30 @@ def test_only_a_gateway_writes_and_reads_what_its_driver_runs(urls: tuple[str, s
     with holdfast.Client(urls[0]) as client, pytest.raises(holdfast.Refused) as refusal:
         client.objects.list("@sandbox")
     assert "That is for gateways: GRANT EXECUTE ON FUNCTION holdfast.peer_announce TO …" in str(refusal.value)
+
+
+def test_only_a_gateway_takes_the_names_of_its_leases(urls: tuple[str, str]) -> None:
+    """A worker that held one could keep replicas from leading, and supervisors from being connected."""
+    take = "select status from holdfast.{}('gateway:reconciler', 'me', 60)"
+    calls = [take.format(f"{kind}_acquire") for kind in ("lease", "guard", "elector")]
+    calls += [
+        "select holdfast.lease_try('gateway:supervisor:sb-1', 'me', gen_random_uuid(), 60)",
+        "select status from holdfast.lease_acquire('gateway:', 'me', 60, process => '{\"host\": \"x\", \"pid\": 1}')",
+    ]
+    for url in urls:
+        with psycopg.connect(url, autocommit=True) as session:
+            for call in (*calls, f"set role worker; {calls[0]}"):
+                with pytest.raises(InsufficientPrivilege, match="permission denied for 'gateway:"):
+                    session.execute(call.encode())
+            assert session.execute("select count(*) from holdfast.lease_list()").fetchone() == (0,)
+    with psycopg.connect(of_gateway(urls), autocommit=True) as gateway:
+        assert gateway.execute(calls[0].encode()).fetchone() == ("acquired",)
+    with holdfast.Client(urls[0]) as client:
+        assert client.lease("gateway").try_acquire() is not None
+        assert client.lease("gatewayed").try_acquire() is not None
+        for take_lease in (client.lease("gateway:reconciler").try_acquire, client.elector("gateway:x").run):
+            with pytest.raises(holdfast.Refused, match=r"for a role that may execute peer_announce"):
+                take_lease(*([lambda term: None] if take_lease.__name__ == "run" else []))
 
 
 async def test_a_gateway_does_all_of_its_work_with_its_role_and_does_not_start_with_another(

@@ -34,6 +34,7 @@ drop function holdfast.wake(text);
 drop function holdfast.waiters_name(text);
 drop function holdfast.wake_payload(text);
 drop function holdfast.check_kind(text, text);
+drop function holdfast.check_gateway(text);
 drop function holdfast.check_name(text, text);
 drop function holdfast.fence_ahead();
 drop function holdfast.fence_raise(bigint, bigint);

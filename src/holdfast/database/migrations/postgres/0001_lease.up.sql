@@ -304,12 +304,26 @@ begin
     end if;
 end $$;
 
--- Names that begin with @ or holdfast: are holdfast's own, and each belongs to one kind of lease. Anybody may take any other name as a
--- plain lease, for a guard or for an elector.
-create function holdfast.check_kind(kind text, name text) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+-- Leases whose names begin with gateway:, and objects whose types begin with @, are the gateway's: its driver runs what a sandbox's record
+-- says, and records contain secrets. A role takes, reads and writes them if it may announce a replica. session_user: in functions the
+-- current one is their owner.
+create function holdfast.check_gateway(name text) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-    if kind in ('plain', 'guard', 'elector') and (name like '@%' or name like 'holdfast:%') then
+    if not has_function_privilege(session_user, 'holdfast.peer_announce(text, uuid, text, text)', 'execute') then
+        raise exception 'permission denied for %: leases ''gateway:…'' and objects of types ''@…'' are the gateway''s, for a role that may execute peer_announce',
+            quote_literal(name) using errcode = 'insufficient_privilege';
+    end if;
+end $$;
+
+-- Names that begin with @ or holdfast: are holdfast's own, and each belongs to one kind of lease. Anybody may take any other name as a
+-- plain lease, for a guard or for an elector, except the gateway's.
+create function holdfast.check_kind(kind text, name text) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    if name like 'gateway:%' then
+        perform holdfast.check_gateway(name);
+    elsif kind in ('plain', 'guard', 'elector') and (name like '@%' or name like 'holdfast:%') then
         raise exception 'name must not begin with ''@'' or ''holdfast:'', which are reserved for holdfast''s own leases (gates, slots, operations, relays, the runtime lease): %',
             quote_literal(name) using errcode = 'invalid_parameter_value';
     elsif kind = 'gate' and name not like '@gate:%' and name <> 'holdfast:runtime' or kind = 'slot' and name not like '@slot:%'
@@ -485,7 +499,7 @@ begin
     if name is null or length(name) not between 1 and 200 or name ~ '[[:cntrl:]]' then
         perform holdfast.check_name('name', name);
     end if;
-    if name like '@%' or name like 'holdfast:%' or kind not in ('plain', 'guard', 'elector') then
+    if name like '@%' or name like 'holdfast:%' or name like 'gateway:%' or kind not in ('plain', 'guard', 'elector') then
         perform holdfast.check_kind(kind, name);
     end if;
     if holder is null or length(holder) not between 1 and 200 or holder ~ '[[:cntrl:]]' then
@@ -1022,7 +1036,7 @@ end $$;
 revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(double precision), holdfast.beat_look(bytea), holdfast.history_trim(), holdfast.copy_id(), holdfast.server_life(), holdfast.clock_number(),
     holdfast.set_numbers(bigint, bigint, bigint), holdfast.raise_number(regclass), holdfast.draw(regclass), holdfast.random_space(), holdfast.current_space(),
     holdfast.fence_raise(bigint, bigint), holdfast.fence_ahead(),
-    holdfast.check_name(text, text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake_payload(text), holdfast.wake(text),
+    holdfast.check_name(text, text), holdfast.check_gateway(text), holdfast.check_kind(text, text), holdfast.waiters_name(text), holdfast.wake_payload(text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_take(text, text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, text, double precision, boolean, bigint, jsonb),

@@ -8,7 +8,6 @@ drop function holdfast.object_delete_if(text, text, bigint, text, uuid, uuid, bo
 drop function holdfast.object_swap(text, text, text, bigint, uuid, boolean, text, uuid);
 drop function holdfast.object_put_if(text, text, text, bigint, text, jsonb, bytea, text, uuid, uuid, boolean, boolean);
 drop function holdfast.check_labels(jsonb);
-drop function holdfast.check_type(text);
 drop function holdfast.check_payload(text, bytea);
 drop function holdfast.object_fence(text, uuid);
 drop function holdfast.object_log_at_commit(bigint, text, text, text, uuid);

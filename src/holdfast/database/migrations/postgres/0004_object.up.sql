@@ -149,17 +149,6 @@ begin
     end if;
 end $$;
 
--- Types that begin with @ are the gateway's: its driver runs what a sandbox's record says, and records contain secrets. A role reads
--- and writes them if it may announce a replica. session_user: here the current one is the owner of the functions.
-create function holdfast.check_type(type text) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-begin
-    if not has_function_privilege(session_user, 'holdfast.peer_announce(text, uuid, text, text)', 'execute') then
-        raise exception 'permission denied for objects of type %, which begins with @: only a role that may execute peer_announce reads and writes them',
-            quote_literal(type) using errcode = 'insufficient_privilege';
-    end if;
-end $$;
-
 create function holdfast.check_payload(body text, raw bytea) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -213,7 +202,7 @@ declare
     born timestamptz;
 begin
     if object_put_if.type like '@%' then
-        perform holdfast.check_type(object_put_if.type);
+        perform holdfast.check_gateway(object_put_if.type);
     end if;
     perform holdfast.check_name('type', type), holdfast.check_name('id', id), holdfast.check_payload(body, raw);
     if expected is null or expected < -1 then
@@ -318,7 +307,7 @@ declare
     parsed json := object_swap.body;  -- hot: the checks of check_payload(), inlined
 begin
     if object_swap.type like '@%' then
-        perform holdfast.check_type(object_swap.type);
+        perform holdfast.check_gateway(object_swap.type);
     end if;
     if parsed is null or octet_length(object_swap.body) > 1048576 then
         perform holdfast.check_payload(object_swap.body, null);
@@ -364,7 +353,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     if object_delete_if.type like '@%' then
-        perform holdfast.check_type(object_delete_if.type);
+        perform holdfast.check_gateway(object_delete_if.type);
     end if;
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
@@ -401,7 +390,7 @@ language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     if object_get.type like '@%' then
-        perform holdfast.check_type(object_get.type);
+        perform holdfast.check_gateway(object_get.type);
     end if;
     return query select x.name, x.body, x.raw, x.labels, x.version,
            date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
@@ -414,7 +403,7 @@ language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     if object_get_by_name.type like '@%' then
-        perform holdfast.check_type(object_get_by_name.type);
+        perform holdfast.check_gateway(object_get_by_name.type);
     end if;
     return query select x.id, x.body, x.raw, x.labels, x.version,
            date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
@@ -430,7 +419,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 #variable_conflict use_column
 begin
     if object_list.type like '@%' then
-        perform holdfast.check_type(object_list.type);
+        perform holdfast.check_gateway(object_list.type);
     end if;
     if object_list.max_bytes is null then
         return query select x.id, x.name, x.body, x.raw, x.labels, x.version,
@@ -522,7 +511,7 @@ revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint,
     holdfast.object_log_at_commit(bigint, text, text, text, uuid), holdfast.object_settle(), holdfast.object_newest(pg_snapshot),
     holdfast.object_fence(text, uuid),
     holdfast.object_swap(text, text, text, bigint, uuid, boolean, text, uuid),
-    holdfast.check_type(text), holdfast.check_payload(text, bytea), holdfast.check_labels(jsonb),
+    holdfast.check_payload(text, bytea), holdfast.check_labels(jsonb),
     holdfast.object_put_if(text, text, text, bigint, text, jsonb, bytea, text, uuid, uuid, boolean, boolean),
     holdfast.object_delete_if(text, text, bigint, text, uuid, uuid, boolean, boolean), holdfast.object_get(text, text),
     holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int, bigint), holdfast.object_cursor(),
