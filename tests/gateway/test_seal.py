@@ -17,6 +17,7 @@ from holdfast.gateway.seal import Seal, open_seal, parse_keys
 from holdfast.gateway.settings import Settings, SettingsError, load
 from holdfast.problem_json import Problem
 from tests.children import PATIENCE, eventually, query
+from tests.conftest import fresh
 from tests.gateway.local_replica import open_local_replica
 from tests.gateway.replicas import Replica
 
@@ -125,12 +126,21 @@ def test_a_program_gets_its_variables_and_no_file_of_the_database_has_them(repli
     made = replica.http.post("/sandboxes", json=program, headers={"Idempotency-Key": "once"})
     assert (made.status_code, made.json()["spec"]["env"]) == (201, ["API_KEY"])
     eventually(lambda: replica.http.get("/sandboxes/keyed/log").text == f"<{SECRET}>\n", what="its output")
+    assert [event["path"] for event in replica.events("gateway.key")] == [str(folder / "app.db.holdfast-key")]
     files = list(folder.glob("app.db*"))
     assert {"app.db", "app.db.holdfast-key"} <= {path.name for path in files}
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
     with holdfast.Client(replica.url) as client:
         record: Any = client.objects.get("@sandbox", "keyed")
         assert record.payload["spec"]["env"]["API_KEY"].startswith("sealed:")
+
+
+def test_on_postgresql_a_replica_without_a_key_says_that_nothing_is_sealed(tmp_path: Path) -> None:
+    for key, warned in ((None, True), (KEY, False)):
+        variables = {} if key is None else {"HOLDFAST_KEY": key}
+        with Replica(fresh(), tmp_path, name=f"warned-{warned}", **variables) as made:
+            assert [each["level"] for each in made.events("gateway.unsealed")] == ["warning"] * warned
+            assert made.events("gateway.key") == []
 
 
 async def test_tokens_of_slots_and_kept_answers_are_sealed(postgres_url: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 import holdfast
+from holdfast.gateway.logs import log
 from holdfast.problem_json import Problem
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _own_keys(path: str) -> tuple[str, ...]:
                 file.write(text + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+                log.event("gateway.key", path=path)
         return parse_keys(text.decode("ascii", "replace"))
     except (OSError, ValueError) as error:
         raise holdfast.HoldfastError(f"the key in {path} cannot be used: {error}") from None
