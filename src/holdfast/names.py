@@ -99,6 +99,10 @@ def check_count(number: int, least: int, what: str) -> int:
     return number
 
 
+def check_max_bytes(number: int | None) -> int | None:
+    return None if number is None else check_count(number, 1, "max_bytes")
+
+
 def check_lock_sessions(kept: int, extra: int) -> tuple[int, int]:
     check_count(kept, 1, "lock_sessions")
     check_count(extra, 0, "lock_overflow")

@@ -17,8 +17,9 @@ from click.testing import CliRunner
 import holdfast
 from holdfast.cli.app import app
 from holdfast.commands import execute
-from holdfast.gateway import server
+from holdfast.gateway import record_page, server
 from holdfast.gateway.app import create_app
+from holdfast.gateway.operators import queries
 from holdfast.gateway.operators.commands import MAX_RUNNING, CommandRunner
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
@@ -102,6 +103,42 @@ async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: 
         everything = "".join([(await http.get(f"/{path}")).text for path in paths])
         for secret in (grant.token, "tell-nobody", '"token":', '"payload":'):
             assert secret not in everything
+
+
+async def test_listings_end_by_their_bytes_and_say_whether_there_is_more(
+    url: str, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.Client(url) as client:
+        for number in range(3):
+            client.operation(f"key-{number}").run(lambda: None)
+            leave_for_review(client, f"failed-{number}")
+            client.audit.end(client.audit.begin("a.one", "it", **WHY), "done")
+
+    async def lengths(**parameters: Any) -> dict[str, tuple[int, bool]]:
+        answers = {name: await told(http, f"/{name}", **parameters) for name in ("operations", "reviews", "audit")}
+        return {name: (len(answer[name]), answer["more"]) for name, answer in answers.items()}
+
+    assert await lengths() == {"operations": (6, False), "reviews": (3, False), "audit": (3, False)}
+    assert await lengths(limit=2) == {"operations": (2, True), "reviews": (2, True), "audit": (2, True)}
+    whole = (await told(http, "/wal"))["wal"]
+    monkeypatch.setattr(record_page, "PAGE_BYTES", 1)
+    monkeypatch.setattr(queries, "PAGE_BYTES", 1)
+    assert await lengths() == {"operations": (1, True), "reviews": (1, True), "audit": (1, True)}
+    assert (await told(http, "/operations", status="partial")) == {"operations": [], "more": False}
+    entries: list[Any] = []
+    after: dict[str, str] = {}
+    while (page := await told(http, "/wal", **after))["wal"]:
+        assert len({each["operation"] for each in page["wal"]}) == 1
+        entries += page["wal"]
+        after = {"after": page["next"]}
+    assert entries == whole
+
+
+def leave_for_review(client: holdfast.Client, key: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        client.operation(key).run(lambda: 1 / 0)
+    with pytest.raises(holdfast.OperationFailed):
+        client.operation(key, retry=holdfast.Retry(attempts=1)).run(lambda: 1 / 0)
 
 
 ANSWERED = {

@@ -21,8 +21,8 @@ import holdfast
 from holdfast import commands as governed
 from holdfast.dashboard import actions, formats, listings, snapshot, things
 from holdfast.dashboard.panels import build_panels
-from holdfast.dashboard.snapshot import Snapshot
-from holdfast.dashboard.source import PageSource
+from holdfast.dashboard.snapshot import MAX_BYTES, Snapshot
+from holdfast.dashboard.source import MAX_READ, PageSource
 from holdfast.dashboard.stream import PageStream, PageView, Panel
 from holdfast.dashboard.timeline import HOUR, WINDOWS
 
@@ -291,7 +291,7 @@ class Dashboard:
         """One entry of the audit."""
         number = request.query_params.get("id", "")
         try:
-            entries = await self.source.call(self.source.client.audit.list, limit=listings.MAX_READ)
+            entries = await self.source.call(self.source.client.audit.list, limit=MAX_READ, max_bytes=MAX_BYTES)
         except holdfast.HoldfastError as error:
             return self._message(request, 503, "The database does not answer", str(error))
         entry = next((entry for entry in entries if str(entry.id) == number), None)

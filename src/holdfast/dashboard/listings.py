@@ -9,13 +9,11 @@ from typing import Any
 from holdfast.dashboard.formats import format_span, link, one_line, record_name, record_state, sandbox_phase
 from holdfast.dashboard.panels import schedule_state
 from holdfast.dashboard.snapshot import MAX_BYTES, database_time, is_standby
-from holdfast.dashboard.source import PageSource
+from holdfast.dashboard.source import MAX_READ, PageSource
 from holdfast.dashboard.stream import PageView
 from holdfast.dashboard.tables import PageCell, PageColumn, listing
 from holdfast.dashboard.things import audit_columns, audit_row, lease_bar, process_of
 
-MAX_READ = 10_000
-"""Rows that are read, of those with no bound of their own."""
 Query = Mapping[str, str]
 Row = list[PageCell]
 
@@ -84,10 +82,10 @@ async def locks_page(source: PageSource, query: Query) -> PageView:
 
 
 async def operations_page(source: PageSource, query: Query) -> PageView:
-    records = await source.call(source.client.operations.list, limit=MAX_READ)
+    records, is_cut = await source.bounded(source.client.operations.list, limit=MAX_READ, max_bytes=MAX_BYTES)
     columns = "Operation, Status, Attempt#~, Dataset~, Changed"
     empty = "No operation has run yet. Run one with client.operation(key).run(work)."
-    return _view("Operations", columns, records, _operation, query, empty, is_cut=len(records) >= MAX_READ)
+    return _view("Operations", columns, records, _operation, query, empty, is_cut=is_cut)
 
 
 def _operation(record: Any) -> Row:
@@ -115,10 +113,10 @@ def _schedule(record: Any) -> Row:
 
 async def audit_page(source: PageSource, query: Query) -> PageView:
     """What operators did."""
-    entries = await source.call(source.client.audit.list, limit=MAX_READ)
+    entries, is_cut = await source.bounded(source.client.audit.list, limit=MAX_READ, max_bytes=MAX_BYTES)
     panel = listing(
         "Audit", audit_columns(), entries, audit_row, "/audit", query, empty="No operator has run a command yet.",
-        is_cut=len(entries) >= MAX_READ,
+        is_cut=is_cut,
     )  # fmt: skip
     return PageView("Audit", time.time(), {"rows": panel})
 
@@ -144,9 +142,9 @@ async def objects_page(source: PageSource, query: Query) -> PageView:
 
 
 async def reviews_page(source: PageSource, query: Query) -> PageView:
-    reviews = await source.call(source.client.reviews.list, status=None, limit=MAX_READ)
+    reviews, is_cut = await source.bounded(source.client.reviews.list, status=None, limit=MAX_READ, max_bytes=MAX_BYTES)
     columns = "Review#, Operation, Status, Cause, Opened~, Action"
-    return _view("Reviews", columns, reviews[::-1], _review, query, "No operation has needed a review.")
+    return _view("Reviews", columns, reviews[::-1], _review, query, "No operation has needed a review.", is_cut=is_cut)
 
 
 def _review(review: Any) -> Row:

@@ -18,7 +18,7 @@ MAX_OPERATIONS = 200
 MAX_RECORDS = 500
 """Sandboxes, agents and sessions that are read, of each."""
 MAX_BYTES = 4 << 20
-"""Of their payloads, of each."""
+"""Of their payloads or texts, and of those of operations and reviews, of each."""
 MAX_ENDED = 500
 """Grants that have ended which are read, for the problems and the timeline."""
 
@@ -83,10 +83,10 @@ async def _read(source: PageSource, base: Snapshot) -> Snapshot:
         "ended": rows(client.leases.history, limit=MAX_ENDED),
         "locks": rows(client.locks.list),
         "relays": rows(client.relays.list),
-        "reviews": rows(client.reviews.list, limit=100),
-        "operations": rows(client.operations.list, limit=MAX_OPERATIONS),
-        "partial": rows(client.operations.list, status="partial", limit=100),
-        "running": rows(client.operations.list, status="running", limit=100),
+        "reviews": rows(client.reviews.list, limit=100, max_bytes=MAX_BYTES),
+        "operations": rows(client.operations.list, limit=MAX_OPERATIONS, max_bytes=MAX_BYTES),
+        "partial": rows(client.operations.list, status="partial", limit=100, max_bytes=MAX_BYTES),
+        "running": rows(client.operations.list, status="running", limit=100, max_bytes=MAX_BYTES),
         "schedules": rows(client.schedules.list),
         "sandboxes": rows(client.objects.list, "@sandbox", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
         "agents": rows(client.objects.list, "@agent", limit=MAX_RECORDS, max_bytes=MAX_BYTES),

@@ -10,6 +10,11 @@ from typing import Any
 
 import holdfast
 
+MAX_READ = 10_000
+"""Rows that a page reads, of those with no bound of their own: as many as a listing returns."""
+MAX_ROW_BYTES = 8 << 20
+"""Of the texts of one record: the database refuses longer ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class PageSource:
@@ -25,6 +30,16 @@ class PageSource:
         if iscoroutinefunction(method):
             return await method(*arguments, **options)
         return await asyncio.to_thread(method, *arguments, **options)
+
+    async def bounded(
+        self, method: Callable[..., Any], *, limit: int, max_bytes: int, **options: Any
+    ) -> tuple[Sequence[Any], bool]:
+        """The first rows of a listing, and whether there are more. One row more fits into the second reading."""
+        rows = await self.call(method, limit=limit, max_bytes=max_bytes, **options)
+        if len(rows) == MAX_READ:
+            return rows, True
+        more = await self.call(method, limit=len(rows) + 1, max_bytes=max_bytes + MAX_ROW_BYTES, **options)
+        return rows, len(more) > len(rows)
 
     async def rows(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Sequence[Any]:
         """As ``call``; empty when the server refuses it, because the role may not read these tables."""

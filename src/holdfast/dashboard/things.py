@@ -30,7 +30,7 @@ async def lease_page(source: PageSource, query: Query) -> PageView:
     lease, ended, audit = await asyncio.gather(
         source.call(client.leases.get, name),
         source.rows(client.leases.history, name, limit=MAX_GRANTS),
-        source.rows(client.audit.list, limit=1000),
+        source.rows(client.audit.list, limit=1000, max_bytes=MAX_BYTES),
     )
     at = database_time([lease] if lease else [])
     live = [lease] if lease else []
@@ -169,7 +169,7 @@ async def operation_page(source: PageSource, query: Query) -> PageView:
     key, client = query.get("key", ""), source.client
     evidence = NamedRecords(key, time.time(), **await _operation_evidence(source, key))
     entries = await source.rows(client.operations.history, key) if evidence.operation else ()
-    audit = await source.rows(client.audit.list, limit=1000)
+    audit = await source.rows(client.audit.list, limit=1000, max_bytes=MAX_BYTES)
     record = evidence.operation
     acts: list[tuple[str, dict[str, str]]] = []
     if record is not None and record.status != "running":
@@ -206,7 +206,7 @@ async def _operation_evidence(source: PageSource, key: str) -> dict[str, Any]:
     if record is None and len(key) == _DIGEST and set(key) <= set("0123456789abcdef"):
         matches = await source.rows(client.operations.match, key, limit=1)
         record = matches[0] if matches else None
-    reviews = await source.rows(client.reviews.list, status=None, key=key, limit=100)
+    reviews = await source.rows(client.reviews.list, status=None, key=key, limit=100, max_bytes=MAX_BYTES)
     return {"operation": record, "reviews": reviews}
 
 
@@ -287,7 +287,7 @@ async def schedule_page(source: PageSource, query: Query) -> PageView:
     records = await source.call(client.schedules.list)
     record = next((record for record in records if record.name == name), None)
     runs = await source.rows(client.schedules.runs, name, limit=200) if record else ()
-    audit = await source.rows(client.audit.list, limit=1000)
+    audit = await source.rows(client.audit.list, limit=1000, max_bytes=MAX_BYTES)
     acts: list[tuple[str, dict[str, str]]] = []
     if record is not None:
         names = ("schedule.resume",) if record.paused else ("schedule.pause", "schedule.run", "schedule.skip")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import holdfast
+from holdfast.dashboard.source import PageSource
 from holdfast.gateway.context import Gateway
 
 PAGE_BYTES = 1 << 19
-"""Of the payloads of a page, unless it has a single record."""
+"""Of the payloads, or texts, of a page, unless it has a single record."""
 
 
 async def list_page(
@@ -22,3 +24,11 @@ async def list_page(
             return page, None
         is_last = len(page) < limit and not await objects.list(type, labels=labels, after=page[-1].id, limit=1)
     return page, None if is_last else page[-1].id
+
+
+async def bounded_list(
+    gateway: Gateway, method: Callable[..., Any], limit: int, **filters: Any
+) -> tuple[Sequence[Any], bool]:
+    """The first records of a listing without pages, and whether there are more."""
+    async with gateway.listings:
+        return await PageSource(gateway.client).bounded(method, limit=limit, max_bytes=PAGE_BYTES, **filters)

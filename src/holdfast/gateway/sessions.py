@@ -28,7 +28,7 @@ from holdfast.problem_json import Problem
 TYPE = "@session"
 KEEP = timedelta(days=7)
 """How long the record of an ended session is kept: until then it answers 410, later 404."""
-_PAGE = 1000
+_PAGE, _PAGE_BYTES = 1000, 4 << 20
 _RELEASE_TIMEOUT = 3.0
 """Seconds that a claim which fails waits for the release of its slot; after that it is released in the background."""
 _EXPIRED = "its slot has expired: no heartbeat came in time"
@@ -206,7 +206,9 @@ async def _claims(gateway: Gateway, pool: str, slots: Any) -> list[dict[str, Any
 
 async def _list_all(gateway: Gateway, labels: dict[str, str]) -> AsyncIterator[holdfast.ObjectRecord]:
     after: str | None = None
-    while page := await gateway.client.objects.list(TYPE, labels=labels, after=after, limit=_PAGE):
+    while page := await gateway.client.objects.list(
+        TYPE, labels=labels, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES
+    ):
         for record in page:
             yield record
         after = page[-1].id

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.governance.audit_record import AuditRecord
-from holdfast.names import check_limit, check_name, check_said
+from holdfast.names import check_limit, check_max_bytes, check_name, check_said
 
 Records = list[AuditRecord]
 MAX_OUTCOME = 200
@@ -50,12 +50,16 @@ class AsyncAudit:
         words = "".join(character if character.isprintable() else " " for character in outcome).split()
         await self._engine.call("audit_end", {"entry": entry, "outcome": " ".join(words)[:MAX_OUTCOME]})
 
-    async def list(self, *, action: str | None = None, actor: str | None = None, limit: int = 100) -> Records:
+    async def list(
+        self, *, action: str | None = None, actor: str | None = None, limit: int = 100, max_bytes: int | None = None
+    ) -> Records:
         """The latest entries first, of one action or actor if that is given. An entry without an outcome is under way,
-        or its process died."""
+        or its process died. ``max_bytes``: the list ends before the entry whose texts would make it larger, unless that
+        is its first one."""
         parameters = {
             "action": None if action is None else check_name(action, "action"),
             "actor": None if actor is None else check_said(actor, "actor"),
             "limit": check_limit(limit),
+            "max_bytes": check_max_bytes(max_bytes),
         }
         return [AuditRecord._of(row) for row in await self._engine.call("audit_list", parameters)]

@@ -2,7 +2,7 @@
 select holdfast.audit_note(:entry::bigint, :fence::bigint, :detail::jsonb) as done
 
 -- name: audit_list
-select id, at, actor, role, action, subject, reason, fence, detail, outcome, ended_at from holdfast.audit_list(:limit::int, :action, :actor)
+select id, at, actor, role, action, subject, reason, fence, detail, outcome, ended_at from holdfast.audit_list(:limit::int, :action, :actor, :max_bytes::bigint)
 
 -- name: audit_begin
 select holdfast.audit_begin(:action, :subject, :actor, :reason, :detail::jsonb) as entry

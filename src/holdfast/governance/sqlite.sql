@@ -1,6 +1,14 @@
 -- name: audit_list
-select id, at, actor, null as role, action, subject, reason, fence, detail, outcome, ended_at from holdfast_audit
- where (:action is null or action = :action) and (:actor is null or actor = :actor) order by id desc limit :limit;
+select id, at, actor, null as role, action, subject, reason, fence, detail, outcome, ended_at
+  from (
+    select *, row_number() over steps as place, sum(bytes) over steps as bytes_so_far
+      from (
+        select *, length(cast(actor || action || subject || reason || coalesce(detail, '') || coalesce(outcome, '') as blob)) as bytes
+          from holdfast_audit
+         where (:action is null or action = :action) and (:actor is null or actor = :actor) order by id desc limit :limit)
+    window steps as (order by id desc))
+ where :max_bytes is null or place = 1 or bytes_so_far <= :max_bytes
+ order by id desc;
 
 -- name: audit_begin.insert
 insert into holdfast_audit (at, actor, action, subject, reason, detail) values ({now}, :actor, :action, :subject, :reason, :detail);

@@ -17,7 +17,7 @@ from holdfast.database.driver_errors import SQLSTATE
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.errors import Conflict, FencedOut, Refused
-from holdfast.names import Unset, check_count, check_limit, check_name
+from holdfast.names import Unset, check_limit, check_max_bytes, check_name
 from holdfast.objects.changes import Position
 from holdfast.objects.model import (
     ABSENT,
@@ -132,7 +132,7 @@ class AsyncObjects:
         if max_bytes is None:
             rows = await self._engine.call("object_list", parameters)
         else:
-            parameters["max_bytes"] = check_count(max_bytes, 1, "max_bytes")
+            parameters["max_bytes"] = check_max_bytes(max_bytes)
             rows = await self._engine.call("object_list_within", parameters)
         return [ObjectRecord._of(type, row, decode_payload(row)) for row in rows]
 

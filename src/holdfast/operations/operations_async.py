@@ -24,7 +24,7 @@ from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
 from holdfast.governance.policies_async import AsyncPolicies
 from holdfast.keys import OperationKey, PlainKey, as_key
-from holdfast.names import OPERATION, Unset, check_limit, check_name, check_said, check_seconds
+from holdfast.names import OPERATION, Unset, check_limit, check_max_bytes, check_name, check_said, check_seconds
 from holdfast.operations.archive import archive_line, archived_entry, parse_archive
 from holdfast.operations.attempt_async import ALL_OWNERS, fetch_entries, has_lost_owner
 from holdfast.operations.batch_async import AsyncBatch
@@ -144,8 +144,11 @@ class AsyncOperations:
         records = await self._fetch("operation_list", {"key": as_key(key).digest, "limit": 1})
         return records[0] if records else None
 
-    async def list(self, *, status: str | None = None, dataset: str | None = None, limit: int = 100) -> Records:
+    async def list(
+        self, *, status: str | None = None, dataset: str | None = None, limit: int = 100, max_bytes: int | None = None
+    ) -> Records:
         """The latest first. ``status``: success | failure | running | partial (its owner is dead) | undone.
+        ``max_bytes``: the list ends before the record whose texts would make it larger, unless that is its first one.
 
         If operations are running, this looks for their owners, as ``get`` and ``match`` do, and records when one is
         dead, which takes half a second. A read-only client does not look: to it an operation is running until another
@@ -158,6 +161,7 @@ class AsyncOperations:
             "status": "partial" if is_unfinished else status,
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "limit": MAX_LIMIT if is_unfinished else limit,
+            "max_bytes": check_max_bytes(max_bytes),
         }
         records = await self._fetch("operation_list", parameters)
         return [record for record in records if status in (None, record.status)][:limit]
@@ -403,12 +407,14 @@ class AsyncOperations:
         message = "it is in the archive, and the log does not know it"
         return verifier.verification(LogProblem("missing", *each, message) for each in missing.items())
 
-    async def read(self, after: str | None = None, *, limit: int = 500) -> LogPage:
+    async def read(self, after: str | None = None, *, limit: int = 500, max_bytes: int | None = None) -> LogPage:
         """Entries of all operations, ``after`` the cursor of the page before or from the beginning, in an order that is
         stable although transactions commit out of order: entries that an open transaction may still precede are held
-        back. CursorExpired after a restore that lost the page's last entry: read from the beginning."""
+        back. CursorExpired after a restore that lost the page's last entry: read from the beginning. ``max_bytes``: the
+        page ends before the entries that would make it larger, unless they are its first ones."""
         cursor = LogCursor.parse(after)
-        rows = await self._engine.call("wal_read", {**cursor._asdict(), "limit": check_limit(limit)})
+        parameters = {"limit": check_limit(limit), "max_bytes": check_max_bytes(max_bytes)}
+        rows = await self._engine.call("wal_read", {**cursor._asdict(), **parameters})
         return parse_page(cursor, rows)
 
     async def archive(

@@ -56,7 +56,7 @@ select key, null as state from holdfast.operation_finish_many(
 -- name: operation_list
 select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner,
        effect_started, failures,
-       created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :limit::int)
+       created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :limit::int, :max_bytes::bigint)
 
 -- name: operation_match
 select l.key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner,
@@ -88,7 +88,7 @@ select holdfast.review_return(cast(:id as bigint), cast(:token as uuid)) as retu
 
 -- name: review_list
 select id, key, label, dataset, operation, reason, detail, opened_at, status, actor, answer, closed_at, spent_at, asked_by
-  from holdfast.review_list(:status, :id::bigint, :key, :limit::int)
+  from holdfast.review_list(:status, :id::bigint, :key, :limit::int, :max_bytes::bigint)
 
 -- name: review_decide
 select holdfast.review_decide(:id::bigint, :outcome, :actor, :answer) as decided
@@ -106,7 +106,8 @@ select * from holdfast.wal_chains(array(select key from holdfast.wal_latest(:lim
 select key from holdfast.wal_find(:hash)
 
 -- name: wal_read
-select space, expired, horizon::text, place, key, entries from holdfast.wal_read(:space::bigint, :after_horizon::xid8, :after_place::bigint, :limit::int)
+select space, expired, horizon::text, place, key, entries from holdfast.wal_read(:space::bigint, :after_horizon::xid8, :after_place::bigint, :limit::int,
+    :max_bytes::bigint)
 
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries, :actor, :reason)

@@ -13,7 +13,7 @@ from holdfast.database.engine import Engine
 from holdfast.errors import Conflict, PolicyDenied, Refused
 from holdfast.governance.policies import Policies
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import check_limit, check_said
+from holdfast.names import check_limit, check_max_bytes, check_said
 from holdfast.operations.decide import POLICY_DENIES
 from holdfast.operations.outcome import OperationRecord, policy_fields
 from holdfast.operations.review_record import ReviewRecord
@@ -28,13 +28,20 @@ class Reviews:
     def __init__(self, engine: Engine, policies: Policies) -> None:
         self._engine, self._policies = engine, policies
 
-    def list(self, *, status: str | None = "open", key: OperationKey | str | None = None, limit: int = 100) -> Records:
+    def list(
+        self, *, status: str | None = "open", key: OperationKey | str | None = None, limit: int = 100,
+        max_bytes: int | None = None,
+    ) -> Records:  # fmt: skip
         """The oldest first. ``status``: open | approved | rejected | reset | done (the operation was done after the
-        review was opened); None: all. ``key``: of one operation."""
+        review was opened); None: all. ``key``: of one operation. ``max_bytes``: the list ends before the record whose
+        texts would make it larger, unless that is its first one."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         digest = None if key is None else as_key(key).digest
-        parameters = {"status": status, "id": None, "key": digest, "limit": check_limit(limit)}
+        parameters = {
+            "status": status, "id": None, "key": digest, "limit": check_limit(limit),
+            "max_bytes": check_max_bytes(max_bytes),
+        }  # fmt: skip
         return [ReviewRecord._of(row) for row in self._engine.call("review_list", parameters)]
 
     def get(self, number: int) -> ReviewRecord | None:

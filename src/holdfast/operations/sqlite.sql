@@ -109,9 +109,17 @@ select value ->> 0 as key, null as state from json_each(:rows)
 -- Of those that were touched in the same millisecond, the one that was begun last.
 select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
        result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
-  from holdfast_operation
- where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
- order by updated_at desc, begun desc limit :limit;
+  from (
+    select *, row_number() over steps as step, sum(bytes) over steps as bytes_so_far
+      from (
+        select *, length(cast(label || coalesce(pipeline_id, '') || coalesce(task_id, '') || coalesce(dataset_id, '') || coalesce(operation_type, '')
+               || coalesce(result_hash, '') || coalesce(error, '') || wal_pointer || coalesce(rollback, '') as blob)) as bytes
+          from holdfast_operation
+         where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
+         order by updated_at desc, begun desc limit :limit)
+    window steps as (order by updated_at desc, begun desc))
+ where :max_bytes is null or step = 1 or bytes_so_far <= :max_bytes
+ order by step;
 
 -- name: operation_match
 -- A range of the primary key: 'g' is above every hexadecimal digit.
@@ -164,8 +172,17 @@ update holdfast_review set spent_at = null
 -- name: review_list
 select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, status, actor,
        answer, closed_at, spent_at, asked_by
-  from holdfast_review_now
- where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :limit;
+  from (
+    select *, row_number() over steps as place, sum(bytes) over steps as bytes_so_far
+      from (
+        select *, length(cast(label || coalesce(dataset_id, '') || coalesce(operation_type, '') || detail || coalesce(actor, '')
+               || coalesce(answer, '') || coalesce(asked_by, '') as blob)) as bytes
+          from holdfast_review_now
+         where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key)
+         order by id limit :limit)
+    window steps as (order by id))
+ where :max_bytes is null or place = 1 or bytes_so_far <= :max_bytes
+ order by id;
 
 -- name: review_decide.by_asker
 select 1 from holdfast_review where id = :id and four_eyes and asked_by = :actor;
@@ -221,10 +238,14 @@ select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :ha
 select 0 as space, :after_place is not null and not exists (select 1 from holdfast_wal where place = :after_place)
        and not exists (select 1 from holdfast_wal_archived where place = :after_place) as expired, 0 as horizon, null as place, null as key, null as entries
 union all
-select * from (
-    select null, 0, 0, place, idem_key, entries from holdfast_idempotency_log where entries is not null and place > coalesce(:after_place, 0)
-    union all select null, 0, 0, place, idem_key, entries from holdfast_wal_more where place > coalesce(:after_place, 0)
-    order by place limit :limit);
+select null, 0, 0, place, idem_key, entries from (
+    select *, row_number() over steps as number, sum(length(cast(entries as blob))) over steps as bytes_so_far
+      from (
+        select place, idem_key, entries from holdfast_idempotency_log where entries is not null and place > coalesce(:after_place, 0)
+        union all select place, idem_key, entries from holdfast_wal_more where place > coalesce(:after_place, 0)
+        order by place limit :limit)
+    window steps as (order by place) order by place)
+ where :max_bytes is null or number = 1 or bytes_so_far <= :max_bytes;
 
 -- name: wal_archive.done
 select 'archived' as state where exists (select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :pointer);

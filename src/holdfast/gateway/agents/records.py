@@ -18,7 +18,7 @@ from holdfast.gateway.context import Gateway
 from holdfast.problem_json import Problem
 
 LOCK_TIMEOUT = 15.0
-PAGE = 1000
+PAGE, PAGE_BYTES = 1000, 4 << 20
 _MODELS: dict[str, type[AgentCommand | Turn]] = {"@command": AgentCommand, "@turn": Turn}
 
 
@@ -108,7 +108,7 @@ async def missing_parts(gateway: Gateway, stored: StoredAgent) -> list[AgentComm
 async def list_all(client: holdfast.AsyncClient) -> AsyncIterator[StoredAgent]:
     """All agents, page by page."""
     after: str | None = None
-    while page := await client.objects.list("@agent", after=after, limit=PAGE):
+    while page := await client.objects.list("@agent", after=after, limit=PAGE, max_bytes=PAGE_BYTES):
         for record in page:
             yield parse(record)
         after = page[-1].id
@@ -118,7 +118,7 @@ async def list_parts(
     client: holdfast.AsyncClient, kind: str, number: int, *, after: int = 0, limit: int = PAGE
 ) -> list[Any]:
     """The records of commands, turns or summaries of one agent, after the one of that number."""
-    page = await client.objects.list(kind, after=key(number, after), limit=limit)
+    page = await client.objects.list(kind, after=key(number, after), limit=limit, max_bytes=PAGE_BYTES)
     return [record for record in page if record.id.startswith(f"{key(number)}.")]
 
 

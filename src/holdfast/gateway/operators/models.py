@@ -88,6 +88,8 @@ class OperationAnswer(OperatorAnswer):
 
 class OperationList(OperatorAnswer):
     operations: list[OperationAnswer]
+    more: bool
+    """Whether there are others, beyond `limit` or the bytes of an answer."""
 
 
 def _from_microseconds(at: int) -> datetime:
@@ -152,6 +154,8 @@ class ScheduleRunList(OperatorAnswer):
 
 class ReviewList(OperatorAnswer):
     reviews: list[ReviewRecord]
+    more: bool
+    """Whether there are others, beyond `limit` or the bytes of an answer."""
 
 
 @fields_of(LeaseRecord, without=("kind", "host", "pid", "info", "waiting"))
@@ -167,3 +171,5 @@ class GateList(OperatorAnswer):
 
 class AuditList(OperatorAnswer):
     audit: list[AuditRecord]
+    more: bool
+    """Whether there are others, beyond `limit` or the bytes of an answer."""

@@ -14,6 +14,7 @@ import holdfast
 from holdfast.gateway.context import CurrentGateway
 from holdfast.gateway.operators import models
 from holdfast.gateway.problem import documented
+from holdfast.gateway.record_page import PAGE_BYTES, bounded_list
 from holdfast.problem_json import Problem
 
 router = APIRouter(prefix="/api", tags=["operators"], responses=documented(422, 503))
@@ -51,7 +52,8 @@ async def locks(gateway: CurrentGateway, limit: Limit = 100) -> Any:
 async def operations(
     gateway: CurrentGateway, status: Status | None = None, dataset: Text = None, limit: Limit = 100
 ) -> Any:
-    return {"operations": await gateway.client.operations.list(status=status, dataset=dataset, limit=limit)}
+    page, more = await bounded_list(gateway, gateway.client.operations.list, limit, status=status, dataset=dataset)
+    return {"operations": page, "more": more}
 
 
 @router.get(
@@ -79,7 +81,8 @@ async def wal(
     limit: Limit = 100,
 ) -> Any:
     try:
-        page = await gateway.client.operations.read(after, limit=limit)
+        async with gateway.listings:
+            page = await gateway.client.operations.read(after, limit=limit, max_bytes=PAGE_BYTES)
     except holdfast.CursorExpired as error:
         raise Problem(410, str(error)) from None
     return {"wal": page.entries, "next": page.cursor}
@@ -120,9 +123,9 @@ async def reviews(
     key: Text = None,
     limit: Limit = 100,
 ) -> Any:
-    return {
-        "reviews": await gateway.client.reviews.list(status=None if status == "any" else status, key=key, limit=limit)
-    }
+    only = None if status == "any" else status
+    page, more = await bounded_list(gateway, gateway.client.reviews.list, limit, status=only, key=key)
+    return {"reviews": page, "more": more}
 
 
 @router.get("/gates", summary="Open gates, by whom and until when", response_model=models.GateList)
@@ -144,4 +147,5 @@ async def gates(gateway: CurrentGateway) -> Any:
 
 @router.get("/audit", summary="What operators did and why, the latest first", response_model=models.AuditList)
 async def audit(gateway: CurrentGateway, limit: Limit = 100) -> Any:
-    return {"audit": await gateway.client.audit.list(limit=limit)}
+    page, more = await bounded_list(gateway, gateway.client.audit.list, limit)
+    return {"audit": page, "more": more}

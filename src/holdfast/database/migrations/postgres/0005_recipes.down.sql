@@ -2,7 +2,7 @@ delete from holdfast.schema_version where version = 5;
 drop function holdfast.peer_find(text);
 drop function holdfast.peer_announce(text, uuid, text, text);
 drop table holdfast.peer;
-drop function holdfast.audit_list(integer, text, text);
+drop function holdfast.audit_list(integer, text, text, bigint);
 drop function holdfast.audit_note(bigint, bigint, jsonb);
 drop function holdfast.lease_force_release_if(text, bigint, text, text);
 drop function holdfast.lease_wipe(text, uuid, text);

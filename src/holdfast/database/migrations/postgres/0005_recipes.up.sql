@@ -352,7 +352,8 @@ begin
     return found;
 end $$;
 
-create function holdfast.audit_list(max_rows integer default 100, only_action text default null, only_actor text default null)
+create function holdfast.audit_list(max_rows integer default 100, only_action text default null, only_actor text default null,
+    max_bytes bigint default null)
 returns table (id bigint, at double precision, actor text, role text, action text, subject text, reason text, fence bigint, detail jsonb,
                outcome text, ended_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -360,9 +361,15 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query select a.id, extract(epoch from a.at)::double precision, a.actor, a.role, a.action, a.subject, a.reason, a.fence, a.detail,
            a.outcome, extract(epoch from a.ended_at)::double precision
-      from holdfast.audit a
-     where (only_action is null or a.action = only_action) and (only_actor is null or a.actor = only_actor)
-     order by a.id desc limit max_rows;
+      from (
+        select page.*, row_number() over steps as place, sum(page.bytes) over steps as bytes_so_far
+          from (
+            select x.*, octet_length(concat(x.actor, x.action, x.subject, x.reason, x.detail, x.outcome)) as bytes from holdfast.audit x
+             where (only_action is null or x.action = only_action) and (only_actor is null or x.actor = only_actor)
+             order by x.id desc limit max_rows) page
+        window steps as (order by page.id desc)) a
+     where audit_list.max_bytes is null or a.place = 1 or a.bytes_so_far <= audit_list.max_bytes
+     order by a.id desc;
 end $$;
 
 -- The members of one set of shards, and the holder of each shard, without reading the other leases.
@@ -427,6 +434,6 @@ revoke all on function holdfast.guard_acquire(text, text, double precision, uuid
                        holdfast.slot_abandon(text, uuid, boolean), holdfast.lease_wipe(text, uuid, text),
                        holdfast.lease_force_release_if(text, bigint, text, text), holdfast.audit_note(bigint, bigint, jsonb),
                        holdfast.lease_recall(text, bigint, text, text), holdfast.beat_wanted(uuid), holdfast.lease_clear(text),
-                       holdfast.audit_list(integer, text, text) from public;
+                       holdfast.audit_list(integer, text, text, bigint) from public;
 
 insert into holdfast.schema_version (version, name) values (5, 'recipes');

@@ -2,12 +2,12 @@ delete from holdfast.schema_version where version = 6;
 drop function holdfast.policy_apply(jsonb, text, text, bigint), holdfast.policy_list(bigint, int);
 drop function holdfast.review_open(text, text, text, text, text, text, text, text, text, boolean),
     holdfast.review_take(text, text, text, text, uuid), holdfast.review_return(bigint, uuid),
-    holdfast.review_list(text, bigint, text, int),
+    holdfast.review_list(text, bigint, text, int, bigint),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision);
 drop function holdfast.operation_entries(text, int, int);
 drop function holdfast.operation_match(text, int);
-drop function holdfast.operation_list(text, text, text, int);
+drop function holdfast.operation_list(text, text, text, int, bigint);
 drop function holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid);
 drop function holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint);
 drop function holdfast.operation_correct(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int,

@@ -717,7 +717,8 @@ begin
     end if;
 end $$;
 
-create function holdfast.operation_list(only_status text, only_dataset text, only_key text, max_rows int)
+-- The latest first. With max_bytes, as in other listings: the first one, and the next ones as long as their texts have no more bytes in all.
+create function holdfast.operation_list(only_status text, only_dataset text, only_key text, max_rows int, max_bytes bigint default null)
 returns table (key text, label text, status text, alive boolean, attempt int, fence bigint, pipeline text, task text, dataset text, operation text,
                result_hash text, error text, pointer text, rollback text, owner text, effect_started boolean, failures int,
                created_at double precision, updated_at double precision,
@@ -729,10 +730,19 @@ begin
            g.attempt, g.fence, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.result_hash, g.error, g.wal_pointer, g.rollback,
            g.owner, g.effect_started, g.failures, extract(epoch from g.created_at)::double precision,
            extract(epoch from g.updated_at)::double precision, extract(epoch from g.expires_at)::double precision
-      from holdfast.idempotency_log g
-     where (only_status is null or g.status = only_status) and (only_dataset is null or g.dataset_id = only_dataset)
-       and (only_key is null or g.idem_key = only_key)
-     order by g.updated_at desc, g.idem_key limit max_rows;
+      from (
+        select page.idem_key, row_number() over steps as place, sum(page.bytes) over steps as bytes
+          from (
+            select x.idem_key, x.updated_at, octet_length(concat(x.label, x.pipeline_id, x.task_id, x.dataset_id, x.operation_type, x.result_hash,
+                   x.error, x.wal_pointer, x.rollback)) as bytes
+              from holdfast.idempotency_log x
+             where (only_status is null or x.status = only_status) and (only_dataset is null or x.dataset_id = only_dataset)
+               and (only_key is null or x.idem_key = only_key)
+             order by x.updated_at desc, x.idem_key limit max_rows) page
+        window steps as (order by page.updated_at desc, page.idem_key)) within
+      join holdfast.idempotency_log g on g.idem_key = within.idem_key
+     where operation_list.max_bytes is null or within.place = 1 or within.bytes <= operation_list.max_bytes
+     order by within.place;
 end $$;
 
 -- The keys that begin with "prefix", hexadecimal digits: a range of the primary key, as 'g' is above every digit.
@@ -798,7 +808,7 @@ begin
     return found;
 end $$;
 
-create function holdfast.review_list(only_status text, only_id bigint, only_key text, max_rows int)
+create function holdfast.review_list(only_status text, only_id bigint, only_key text, max_rows int, max_bytes bigint default null)
 returns table (id bigint, key text, label text, dataset text, operation text, reason text, detail text, opened_at double precision, status text,
                actor text, answer text, closed_at double precision, spent_at double precision, asked_by text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -808,9 +818,17 @@ begin
            extract(epoch from r.opened_at)::double precision,
            r.status, r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision,
            r.asked_by
-      from holdfast.review_now r
-     where (only_status is null or r.status = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
-     order by r.id limit max_rows;
+      from (
+        select page.*, row_number() over steps as place, sum(page.bytes) over steps as bytes_so_far
+          from (
+            select x.*, octet_length(concat(x.label, x.dataset_id, x.operation_type, x.detail, x.actor, x.answer, x.asked_by)) as bytes
+              from holdfast.review_now x
+             where (only_status is null or x.status = only_status) and (only_id is null or x.id = only_id)
+               and (only_key is null or x.idem_key = only_key)
+             order by x.id limit max_rows) page
+        window steps as (order by page.id)) r
+     where review_list.max_bytes is null or r.place = 1 or r.bytes_so_far <= review_list.max_bytes
+     order by r.id;
 end $$;
 
 -- Approve or reject. False if the review is closed already, or the operation has succeeded since. HF005 if the stored policy does not let
@@ -874,7 +892,7 @@ begin
 end $$;
 
 revoke all on function holdfast.review_open(text, text, text, text, text, text, text, text, text, boolean),
-    holdfast.review_take(text, text, text, text, uuid), holdfast.review_return(bigint, uuid), holdfast.review_list(text, bigint, text, int),
+    holdfast.review_take(text, text, text, text, uuid), holdfast.review_return(bigint, uuid), holdfast.review_list(text, bigint, text, int, bigint),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision) from public;
 
@@ -1140,7 +1158,7 @@ revoke all on function holdfast.operation_acquire(text, text, double precision, 
         text, text, text, text, text, text, text, text, text), holdfast.operation_end(text), holdfast.wal_ready(), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
     holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid),
-    holdfast.operation_list(text, text, text, int), holdfast.operation_match(text, int), holdfast.operation_entries(text, int, int)
+    holdfast.operation_list(text, text, text, int, bigint), holdfast.operation_match(text, int), holdfast.operation_entries(text, int, int)
     from public;
 
 insert into holdfast.schema_version (version, name) values (6, 'operation');

@@ -68,7 +68,7 @@ create table holdfast.wal_archived (place bigint primary key);
 -- Entries in the order of the commits, which is the same for every reader. A row is returned only when no open transaction
 -- can come before it. "after" is the last row of the previous page; the answer begins with a row without a key. expired: this
 -- database has not got that row, because it is another copy of the data or was set back.
-create function holdfast.wal_read(in_space bigint, after_horizon xid8, after_place bigint, max_rows int)
+create function holdfast.wal_read(in_space bigint, after_horizon xid8, after_place bigint, max_rows int, max_bytes bigint default null)
 returns table (space bigint, expired boolean, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -79,10 +79,17 @@ begin
         and not exists (select from holdfast.wal_archived a where a.place = after_place);
     return next;
     if not expired then
-        return query select null::bigint, false, w.horizon, w.place, w.idem_key, w.entries from holdfast.wal w
-         where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
-           and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
-         order by w.horizon, w.place limit max_rows;
+        return query select null::bigint, false, r.horizon, r.place, r.idem_key, r.entries
+          from (
+            select page.*, row_number() over steps as row, sum(octet_length(page.entries)) over steps as bytes
+              from (
+                select w.horizon, w.place, w.idem_key, w.entries from holdfast.wal w
+                 where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
+                   and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
+                 order by w.horizon, w.place limit max_rows) page
+            window steps as (order by page.horizon, page.place)) r
+         where wal_read.max_bytes is null or r.row = 1 or r.bytes <= wal_read.max_bytes
+         order by r.horizon, r.place;
     end if;
 end $$;
 
@@ -166,7 +173,7 @@ begin
 end $$;
 
 revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]),
-    holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int), holdfast.wal_settle(),
+    holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int, bigint), holdfast.wal_settle(),
     holdfast.operation_expire(int, text, text), holdfast.operation_health(double precision, int),
     holdfast.operation_indexes() from public;
 
