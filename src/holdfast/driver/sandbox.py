@@ -56,19 +56,21 @@ class Sandbox:
 
     def start(self, open_files: int | None) -> None:
         """Start a supervisor. It acquires the lock of the folder first and runs the program only if none has before, so
-        a second supervisor does no harm."""
+        a second supervisor does no harm. Its sandbox can read its variables: it gets none of ours, e.g. the token."""
         if time.monotonic() < self.retry_at:
             return
         self.retry_at = time.monotonic() + RETRY_AFTER
         command = [sys.executable, "-I", "-S", SUPERVISOR, str(self.folder), self.run]
         if open_files is not None:
             command.append(str(open_files))
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         errors_file = self.folder / "supervisor.err"
         try:
             with os.fdopen(store.open_file(errors_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as errors:
                 self.child = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
-                )
+                    command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True,
+                    env=variables,
+                )  # fmt: skip
         except OSError as error:
             self.facts.trouble = f"its supervisor cannot be started: {error.strerror}"
 
