@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,22 @@ def _paths(group: click.Group, above: tuple[str, ...]) -> Iterator[str]:
         yield " ".join((*above, name))
         if isinstance(command, click.Group):
             yield from _paths(command, (*above, name))
+
+
+def options(command: click.Command, *path: str) -> Iterator[tuple[str, str]]:
+    """Each option of a command and of those below it."""
+    context = click.Context(command)
+    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+        below = command.get_command(context, name)  # type: ignore[attr-defined]
+        assert below is not None
+        yield from options(below, *path, name)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield from ((" ".join(path), option) for option in parameter.opts)
+
+
+def test_no_option_takes_a_secret_but_in_a_file() -> None:
+    """Every user of the machine reads the arguments of a process."""
+    secret = re.compile("token|secret|password|key|reenter")
+    found = {each for each in options(app) if secret.search(each[1])}
+    assert found == {("serve", "--tokens-file"), ("serve", "--key-file"), ("driver", "--token-file")}

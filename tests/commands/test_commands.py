@@ -19,7 +19,7 @@ import holdfast
 from holdfast import commands as operator
 from holdfast.commands import execute, registry
 from tests.children import NONE, PATIENCE, query, rows
-from tests.cli.command import ask, at, invoke, printed, valid
+from tests.cli.command import ask, at, call, invoke, printed, valid
 
 ROOT = Path(__file__).parents[2]
 JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
@@ -301,6 +301,9 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
         plan = operator.run(client, "lease.wipe", {"guard": "key", "token": grant.token}, dry_run=True, **JANE)
         assert [line.partition(",")[0] for line in plan.changes] == ["lease 'a'"]
         assert [each.name for each in client.leases.list()] == names
+        for words, reason in (((), "HOLDFAST_TOKEN is not set"), (("--token", grant.token), "No such option")):
+            done = call(*at(either, "do", "lease.wipe", "key", *words, *BY_JANE))
+            assert (done.returncode, reason in done.stderr) == (2, True), "no secret is among the arguments"
         printed(*at(either, "do", "lease.wipe", "key", *BY_JANE), HOLDFAST_TOKEN=grant.token)
         assert [each.name for each in client.leases.list()] == ["key"]
     records = entries(client, "lease.wipe")

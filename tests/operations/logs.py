@@ -96,4 +96,6 @@ def fill(client: Any, url: str) -> Any:
 
 
 def problems(client: Any, **options: Any) -> set[str]:
-    return {each.what for each in client.operations.verify(**options).problems if each.broken}
+    found = client.operations.verify(**options).problems
+    assert all(each.operation for each in found), "it names the operation"
+    return {each.what for each in found if each.broken}

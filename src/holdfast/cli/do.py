@@ -3,6 +3,7 @@ commands`` lists and checks them."""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,10 @@ def _click_command(command: Command) -> click.Command:
         from holdfast.cli import output
 
         break_glass = values.pop("break_glass", False)
+        for name, variable in secrets.items():
+            if variable not in os.environ:
+                raise click.UsageError(f"{variable} is not set: {command.parameters[name].help}", context)
+            values[name] = os.environ[variable]
         with open_client(context) as client:
             outcome = run_governed(
                 client, command.name, values, actor=actor, reason=reason, dry_run=dry_run, break_glass=break_glass
@@ -156,7 +161,8 @@ def _click_command(command: Command) -> click.Command:
             done = f"{command.name} done under fence {outcome.fence}"
             click.echo(f"{done}; recorded: {output.clean(actor)}: {output.clean(reason)}")
 
-    parameters = [_click_parameter(command, name) for name in command.parameters]
+    secrets = {name: parameter.secret for name, parameter in command.parameters.items() if parameter.secret}
+    parameters = [_click_parameter(command, name) for name in command.parameters if name not in secrets]
     parameters += [
         click.Option(["--reason"], **REASON),
         click.Option(["--actor"], **ACTOR),
@@ -166,9 +172,9 @@ def _click_command(command: Command) -> click.Command:
         text = "Run without the runtime lease, to release that lease itself or the lease of a gate."
         parameters.append(click.Option(["--break-glass"], is_flag=True, help=text))
     arguments = "\n".join(
-        f"  {name.upper()}: {parameter.help}"
+        f"  {parameter.secret or name.upper()}: {parameter.help}"
         for name, parameter in command.parameters.items()
-        if not parameter.optional and not parameter.option
+        if parameter.secret or (not parameter.optional and not parameter.option)
     )
     text = f"{command.summary}\n\n\b\n{arguments}" if arguments else command.summary
     return click.Command(command.name, params=parameters, callback=call, help=text, short_help=command.summary)
@@ -181,8 +187,6 @@ def _click_parameter(command: Command, name: str) -> click.Parameter:
     settings: dict[str, Any] = {"required": True}
     if parameter.optional:
         settings = {"default": parameter.default, "show_default": True}
-    if parameter.secret:
-        settings |= {"envvar": parameter.secret, "show_envvar": True}
     text = f"{parameter.help[0].upper()}{parameter.help[1:]}."
     return click.Option(
         [f"--{parameter.option or name}", name], type=parameter.kind, help=text,

@@ -33,7 +33,7 @@ def lease_release(window: Window, *, name: str) -> Steps:
 @command(
     "lease.wipe", gate="leases", subject="under {guard}", destructive=True, atomic=True,
     guard=Parameter("name of the guard: holdfast run --guard NAME -- holdfast do lease.wipe NAME"),
-    token=Parameter("token that proves that this process holds the guard", option="token", secret="HOLDFAST_TOKEN"),
+    token=Parameter("token that proves that this process holds the guard", secret="HOLDFAST_TOKEN"),
     prefix=Parameter("how the names of the leases begin", optional=True),
 )  # fmt: skip
 def lease_wipe(window: Window, *, guard: str, token: str, prefix: str | None) -> Steps:

@@ -44,7 +44,8 @@ class Parameter:
     option: str | None = None
     """The name of the option, where it differs from the parameter's."""
     secret: str | None = None
-    """The environment variable that a secret is read from: so it is not in the process list. The audit masks it."""
+    """The environment variable that a secret is read from, and no option: so it is not in the process list. The audit
+    masks it."""
     minimum: float = -math.inf
     maximum: float = math.inf
     """The bounds of a number. For text, ``maximum`` is its length, 200 by default."""
