@@ -48,7 +48,10 @@ _DENIED = (
     "select holdfast.lease_force_release_if('payroll', 1, 'me', 'because')",
     "select holdfast.lease_recall('payroll', 1, 'me', 'because')", "select holdfast.audit_begin('a', 'b', 'c', 'd')",
     "select holdfast.audit_list()", "select holdfast.gate_open('x', 60, 'me', 'because')",
-    "select holdfast.fence_raise(1, 1)",
+    "select holdfast.fence_raise(1, 1)", "select holdfast.lease_acquire('gateway:reconciler', 'me', 60)",
+    "select holdfast.elector_acquire('gateway:reconciler', 'me', 60)",
+    "select holdfast.lease_try('gateway:supervisor:own', 'me', gen_random_uuid(), 60)",
+    "select holdfast.object_list('@session')",
     "select holdfast.policy_apply('{}', 'me', 'because')", "select holdfast.review_decide(1, 'approved', 'me', '')",
 )  # fmt: skip
 _THEFTS = (

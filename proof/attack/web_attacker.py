@@ -81,7 +81,9 @@ class WebAttacker:
         answer = self._exchange(bytes(request))
         status = self._judge("malformed", bytes(request), answer)
         path = bytes(request).split(b" ", 2)[1:2]
-        if status.startswith("2") and not (path and path[0].split(b"?")[0].decode("latin-1") in OPEN_PATHS):
+        is_ambiguous = re.search(rb"(?<!\r)\n|\n[ \t]", bytes(request).partition(b"\r\n\r\n")[0])
+        is_open = path and path[0].split(b"?")[0].decode("latin-1") in OPEN_PATHS
+        if status.startswith("2") and (is_ambiguous or not is_open):
             self._tally.report(f"{self._name}: {bytes(request)!r:.300} was answered with {answer!r:.300}")
 
     def ask_without_right(self) -> None:
