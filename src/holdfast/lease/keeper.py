@@ -475,8 +475,8 @@ class Keeper:
         if not acquires:
             beat.generation = generation
         with self._lock:  # now: one that was granted after the answer is ours
-            known = {(lease.name, lease.fence) for lease in [*leases.values(), *beat.leases.values()]}
-            unknown = held - known if not (acquires or beat.acquires) else ()
+            grants = {(lease.name, lease.fence) for lease in [*leases.values(), *beat.leases.values()]}
+            unknown = held - grants if not (acquires or beat.acquires) else ()
         for name, fence in unknown:
             asked = {"beat": beat.id, "name": name, "fence": fence}
             self.background.retry("beat_release", asked, patience=math.inf)
