@@ -43,13 +43,19 @@ class ConnectionLimits:
         return len(self._addresses)
 
     def add(self, connection: Hashable, address: str) -> Hashable | None:
-        """Count a new, idle connection. Returns the one to close: perhaps the new one, when all others are busy."""
+        """Count a new, idle connection. Returns the one to close: perhaps the new one, when all others are busy. Each
+        is returned once: many may be added before the first of them is removed."""
         self._addresses[connection] = address
         self._counts[address] += 1
         self.set_idle(connection)
         if self._counts[address] > self._per_address:
-            return next(iter(self._idle_of[address]))
-        return next(iter(self._idle)) if len(self._addresses) > self._total else None
+            surplus = next(iter(self._idle_of[address]))
+        elif len(self._addresses) > self._total:
+            surplus = next(iter(self._idle))
+        else:
+            return None
+        self.set_busy(surplus)
+        return surplus
 
     def set_idle(self, connection: Hashable) -> None:
         if (address := self._addresses.get(connection)) is not None:

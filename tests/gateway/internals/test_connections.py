@@ -21,6 +21,13 @@ def test_the_client_that_has_not_read_for_longest_is_closed_first_and_never_all(
     assert limits.set_unsent(7, share) == []
 
 
+def test_many_that_come_at_once_close_as_many_others() -> None:
+    """What is closed is removed a moment later: the event loop reports all new connections first."""
+    limits = ConnectionLimits(TOTAL)
+    assert [limits.add(number, "here") for number in range(TOTAL)] == [None] * (TOTAL // 2) + [0, 1, 2]
+    assert limits.add(TOTAL, "there") == 3
+
+
 steps = st.lists(st.tuples(st.sampled_from(["open", "busy", "idle", "close"]), st.integers(0, 11)), max_size=60)
 
 
