@@ -108,7 +108,7 @@ lineage: $(STAMP) ## Break relay, sink and database for a minute: every event ar
 prove: $(STAMP) ## Run what only a real clock can show, and models, races, guard, slots, gates and commands at full length
 	@$(BIN)/python -m pytest -m realtime -n 0 --timeout 600 $(ARGS)
 	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/lease/internals/test_races.py tests/lease/internals/test_lease_model.py tests/objects/test_object_model.py tests/database/test_many_callers.py \
-		tests/recipes/guard tests/recipes/slots tests/recipes/internals/test_gates.py tests/commands -rA --timeout 600 $(ARGS)
+		tests/database/internals/test_call_dispatcher.py tests/recipes/guard tests/recipes/slots tests/recipes/internals/test_gates.py tests/commands -rA --timeout 600 $(ARGS)
 
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)
