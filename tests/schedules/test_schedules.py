@@ -16,11 +16,13 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
+from holdfast.schedules.timetable import parse_timetable
 from tests.children import PATIENCE, Child, eventually, query
 from tests.pairs import EACH_ONCE
 
 Connect = Callable[..., Any]
 DAY = 86400
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -246,14 +248,21 @@ def test_another_timetable_takes_over_and_loses_no_slot(connect: Connect, either
     first, second = client.schedule("tick", 0.2, misfire="all"), client.schedule("tick", 0.3, misfire="all")
     times: list[datetime] = []
     with running(first, run=lambda: first.run(lambda slot: times.append(slot.time))):
-        eventually(lambda: len(times) >= 2, "the first timetable runs")
+        eventually(lambda: len(times) >= 4, "the first timetable runs")
         with running(second, run=lambda: second.run(lambda slot: times.append(slot.time))):
             eventually(lambda: client.schedules.list()[0].every == "0.3 s", "it is stored")
-            until = client.schedules.list()[0].next_slot
+            until = client.schedules.list()[0].next_slot + timedelta(seconds=0.6)
             eventually(lambda: max(times) > until, "the second timetable runs")
     assert len(set(times)) == len(times)
-    assert set(ended(client, "tick").values()) == {"success"}
-    assert set(times) == ended(client, "tick").keys()
+    outcomes = ended(client, "tick")
+    assert set(outcomes.values()) == {"success"}
+    assert set(times) == outcomes.keys()
+    slots = [(slot - EPOCH) // timedelta(microseconds=1) for slot in sorted(outcomes)]
+    by_first, by_second = ([parse_timetable(every).next_after(slot) for slot in slots[:-1]] for every in (0.2, 0.3))
+    assert any(
+        slots[1:change] == by_first[: change - 1] and slots[change + 1 :] == by_second[change:]
+        for change in range(1, len(slots))
+    ), "none is missing before the change, and none after it"
 
 
 @EACH_ONCE
