@@ -85,8 +85,10 @@ _PAGES: dict[str, Reading] = {
     "/operations": listings.operations_page, "/schedules": listings.schedules_page, "/audit": listings.audit_page,
     "/objects": listings.objects_page, "/reviews": listings.reviews_page,
 }  # fmt: skip
-PATHS = ("/", *_PAGES)
-"""The pages, from the root of the dashboard."""
+_NAVIGATION = (
+    ("/", "Overview"), ("/leases", "Leases"), ("/locks", "Locks"), ("/operations", "Operations"),
+    ("/schedules", "Schedules"), ("/reviews", "Reviews"), ("/history", "History"), ("/audit", "Audit"),
+)  # fmt: skip
 _CONTENTS = ("rows", "pools", "tiles", "roots", "sentences", "empty", "relays", "text")
 """Of a panel: one that has none of these is hidden."""
 
@@ -115,6 +117,7 @@ class Dashboard:
         if operator is not None and run is None and not isinstance(client, holdfast.Client):
             raise TypeError("operator= needs a holdfast.Client: governed commands run in threads")
         self.source = source or PageSource(client)
+        self._pages = _PAGES | {path: page.read for path, page in self.source.pages.items()}
         self._operator, self._run = operator, run or self._run_in_thread
         self._answered_by, self._links = answered_by, links
         self._always = always | {"problems", "findings"}
@@ -124,7 +127,7 @@ class Dashboard:
         self._streams: dict[Any, PageStream] = {}
         self._router = Router([
             Route(path, partial(getattr(self, handler), path), methods=[method])
-            for path, method, handler in ROUTES
+            for path, method, handler in (*ROUTES, *((path, "GET", "page") for path in self.source.pages))
         ])  # fmt: skip
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -184,7 +187,7 @@ class Dashboard:
         trouble = {"kind": "trouble", "text": ""}
         try:
             async with asyncio.timeout(snapshot.READ_WITHIN):
-                view = await _PAGES[path](self.source, query)
+                view = await self._pages[path](self.source, query)
             view = replace(view, panels={"trouble": trouble, **view.panels})
             previous[:] = [view]
         except (holdfast.HoldfastError, TimeoutError) as error:
@@ -198,7 +201,7 @@ class Dashboard:
         query = dict(request.query_params)
         path = query.pop("at", "/")
         actor = await self._actor(request)
-        if path not in PATHS or len(request.url.query) > _MAX_QUERY:
+        if path not in ("/", *self._pages) or len(request.url.query) > _MAX_QUERY:
             return self._message(request, 404, "There is no such page", path[:200])
         if sum(stream.clients for stream in self._streams.values()) >= MAX_STREAMS:
             text = f"{MAX_STREAMS} clients watch here already."
@@ -324,8 +327,9 @@ class Dashboard:
         base = _base(request)
         values = {"path": "", "query": {}, "count": 0, "now": time.time(), **values}
         text = _templates.get_template(template).render(
-            base=base, replica=self._answered_by, links=self._links, may_act=values.get("actor") is not None, **values
-        )
+            base=base, replica=self._answered_by, links=self._links, may_act=values.get("actor") is not None,
+            navigation=(*_NAVIGATION, *self.source.navigation), added=self.source.pages, **values,
+        )  # fmt: skip
         return HTMLResponse(text, status, headers=HEADERS)
 
     def _message(
@@ -350,7 +354,7 @@ def dashboard(client: holdfast.Client | holdfast.AsyncClient, *, operator: Opera
 
 
 ROUTES = (
-    *((path, "GET", "page") for path in PATHS),
+    *((path, "GET", "page") for path in ("/", *_PAGES)),
     ("/events", "GET", "events"),
     ("/static/{name}", "GET", "static"),
     ("/entry", "GET", "entry"),

@@ -100,11 +100,16 @@ def agent_activity(payload: Any) -> str:
 
 
 _TONES = {
-    "good": ("ready", "success", "idle", "running", "active", "working", "released", "done", "held", "approved"),
-    "bad": ("error", "partial", "failed", "expired", "session_lost", "forced", "overdue"),
-    "poor": ("failure", "waiting", "waits", "paused", "skipped", "rejected", "refused", "undone"),
+    "good": (
+        "ready", "success", "idle", "running", "active", "working", "released", "done", "held", "approved", "leads",
+        "complete", "completed",
+    ),
+    "bad": ("error", "partial", "failed", "expired", "session_lost", "forced", "overdue", "gone"),
+    "poor": (
+        "failure", "waiting", "waits", "paused", "skipped", "rejected", "refused", "undone", "interrupted", "timed_out",
+    ),
     "moving": ("provisioning", "deleting", "expected", "open", "reentered"),
-}
+}  # fmt: skip
 
 
 def tone(name: str) -> str:

@@ -128,17 +128,21 @@ async def objects_page(source: PageSource, query: Query) -> PageView:
     records = await source.call(objects.list, kind, limit=MAX_READ, max_bytes=MAX_BYTES)
     is_cut = bool(records) and bool(await source.call(objects.list, kind, after=records[-1].id, limit=1))
     state = sandbox_phase if kind == "@sandbox" else record_state
+    page = source.object_pages.get(kind, "")
 
     def build(record: Any) -> Row:
+        href = link(page, id=str(record.id)) if page else ""
         return [
-            PageCell(str(record.id), is_name=True), PageCell(record_name(record), is_name=True),
+            PageCell(str(record.id), href, is_name=True), PageCell(record_name(record), is_name=True),
             PageCell(state=state(record.payload)), PageCell(number=record.version),
             PageCell(time=record.updated_at.timestamp()),
         ]  # fmt: skip
 
     empty = "There is no object of this type."
     columns = "Id, Name, State, Version#~, Changed"
-    return _view("Objects", columns, records, build, query, empty, is_cut=is_cut)
+    title = next((page.title for page in source.pages.values() if kind and page.type == kind), "Objects")
+    panel = listing(title, _columns(columns), records, build, "/objects", query, empty=empty, is_cut=is_cut)
+    return PageView(title, time.time(), {"rows": panel})
 
 
 async def reviews_page(source: PageSource, query: Query) -> PageView:

@@ -184,19 +184,21 @@ def schedule_state(record: Any) -> str:
 
 
 def _sandboxes(snapshot: Snapshot) -> Panel:
-    return _records(snapshot.sandboxes, formats.sandbox_phase, PHASES, formats.sandbox_reason)
+    page = snapshot.object_pages.get("@sandbox", "")
+    return _records(snapshot.sandboxes, formats.sandbox_phase, PHASES, formats.sandbox_reason, page)
 
 
 def _agents(snapshot: Snapshot) -> Panel:
-    return _records(snapshot.agents, formats.record_state, STATES, formats.agent_activity)
+    page = snapshot.object_pages.get("@agent", "")
+    return _records(snapshot.agents, formats.record_state, STATES, formats.agent_activity, page)
 
 
 def _records(
-    records: Sequence[Any], state: Callable[[Any], str], order: Sequence[str], note: Callable[[Any], str]
+    records: Sequence[Any], state: Callable[[Any], str], order: Sequence[str], note: Callable[[Any], str], page: str
 ) -> Panel:
     rows = [
         {
-            "id": record.id,
+            "href": formats.link(page, id=str(record.id)) if page else "",
             "name": formats.record_name(record),
             "state": state(record.payload),
             "note": note(record.payload),

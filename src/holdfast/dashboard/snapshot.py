@@ -48,12 +48,14 @@ class Snapshot:
     pools: Mapping[str, int] = field(default_factory=dict)
     elector: str | None = None
     """The lease whose holder leads the replicas."""
+    object_pages: Mapping[str, str] = field(default_factory=dict)
+    """The path of the page of an object, by its type."""
 
 
 async def take_snapshot(source: PageSource, previous: Snapshot | None) -> Snapshot:
     """The current state. When the database does not answer, the previous one with the reason."""
     base = previous or Snapshot(time.time())
-    base = replace(base, pools=source.pools, elector=source.elector())
+    base = replace(base, pools=source.pools, elector=source.elector(), object_pages=source.object_pages)
     try:
         async with asyncio.timeout(READ_WITHIN):
             return await _read(source, replace(base, trouble=None, unmigrated=None))

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, NamedTuple
 
 import holdfast
+from holdfast.dashboard.formats import link
+from holdfast.dashboard.stream import PageView
+
+
+class AddedPage(NamedTuple):
+    """A page that the application which mounts the dashboard adds to it."""
+
+    read: Callable[[PageSource, Mapping[str, str]], Awaitable[PageView]]
+    """The page for the query of its address."""
+    title: str = ""
+    """In the navigation; empty: it is not there."""
+    type: str = ""
+    """The type of the objects that have such a page: lists link to it with ``id``, and ``title`` to their list."""
 
 MAX_READ = 10_000
 """Rows that a page reads, of those with no bound of their own: as many as a listing returns."""
@@ -24,6 +37,22 @@ class PageSource:
     """The configured capacities, by pool."""
     elector: Callable[[], str | None] = lambda: None
     """The lease whose holder leads the replicas of a gateway."""
+    pages: Mapping[str, AddedPage] = field(default_factory=dict)
+    """By path."""
+
+    @property
+    def object_pages(self) -> dict[str, str]:
+        """The path of the page of an object, by its type."""
+        return {page.type: path for path, page in self.pages.items() if page.type}
+
+    @property
+    def navigation(self) -> list[tuple[str, str]]:
+        """Link and title of the pages that are added."""
+        return [
+            (link("/objects", type=page.type) if page.type else path, page.title)
+            for path, page in self.pages.items()
+            if page.title
+        ]
 
     async def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """The result of a method of ``client``."""

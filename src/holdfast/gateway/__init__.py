@@ -17,4 +17,5 @@ sessions         which session has which slot, and until when
 agents           hooks, serialised per agent, and the workers that look after agents
 operators        queries and governed commands
 pages            the dashboard, at the root of the address
+page_views       its pages of sandboxes, agents and replicas
 """

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from holdfast.dashboard.app import ROUTES, Dashboard
 from holdfast.dashboard.source import PageSource
 from holdfast.gateway.context import Gateway, Loop
+from holdfast.gateway.page_views import PATHS, added_pages
 
 router = APIRouter(include_in_schema=False)
 _PANELS = frozenset({"leaders", "leases", "locks", "slots", "operations", "sandboxes", "agents"})
@@ -20,7 +21,12 @@ def loops(gateway: Gateway) -> list[Loop]:
         gateway.client,
         operator=_operator,
         run=gateway.commands.run,
-        source=PageSource(gateway.client, gateway.settings.pools, lambda: getattr(gateway.elector, "name", None)),
+        source=PageSource(
+            gateway.client,
+            gateway.settings.pools,
+            lambda: getattr(gateway.elector, "name", None),
+            added_pages(gateway),
+        ),
         answered_by=gateway.replica,
         links=("/healthz", "/readyz", "/metrics", "/openapi.json"),
         always=_PANELS,
@@ -43,5 +49,5 @@ def _add_route(path: str, method: str, handler: str) -> None:
     router.add_api_route(path, answer, methods=[method])
 
 
-for _route in ROUTES:
+for _route in (*ROUTES, *((path, "GET", "page") for path in PATHS)):
     _add_route(*_route)

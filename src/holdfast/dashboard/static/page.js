@@ -56,7 +56,9 @@
     if (!place) return false;
     const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const open = new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.key));
+    const scrolled = [...place.querySelectorAll(".log")].map((each) => each.scrollTop);
     place.innerHTML = html; // rendered by the server, which escapes every value
+    for (const [index, each] of place.querySelectorAll(".log").entries()) each.scrollTop = scrolled[index] || 0;
     place.closest("section").hidden = !html.trim();
     for (const each of place.querySelectorAll("details")) each.open = open.has(each.dataset.key);
     if (focused) {
