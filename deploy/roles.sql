@@ -23,7 +23,8 @@ grant execute on function
     holdfast.wal_read, holdfast.relay_acquire, holdfast.relay_read, holdfast.relay_open, holdfast.relay_begin, holdfast.relay_move, holdfast.relay_list,
     holdfast.relay_parked, holdfast.relay_retry,
     holdfast.schedule_register, holdfast.schedule_change, holdfast.schedule_look, holdfast.schedule_advance,
-    holdfast.schedule_take, holdfast.schedule_settle, holdfast.schedule_slots
+    holdfast.schedule_take, holdfast.schedule_settle, holdfast.schedule_slots,
+    holdfast.lease_activity, holdfast.operation_activity, holdfast.schedule_activity
     to worker;
 
 grant execute on function

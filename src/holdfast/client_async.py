@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.statements import Migration
@@ -265,6 +265,14 @@ class AsyncClient:
         """Address and key that were stored with a lease, if it is held and this database role has stored them."""
         rows = await self._engine.call("peer_find", {"name": name})
         return (rows[0]["address"], rows[0]["key"]) if rows else None
+
+    async def _activity(
+        self, of: Literal["lease", "operation", "schedule"], step: float, buckets: int, **bounds: int
+    ) -> Sequence[Mapping[str, Any]]:
+        """What the charts of the dashboard show: ``kind`` and ``value`` by ``bucket``, of so many buckets of ``step``
+        seconds up to now. Rows without a bucket: the ``start`` of the first one, and ``complete``, since when all of
+        it is known."""
+        return await self._engine.call(f"{of}_activity", {"step": float(step), "buckets": buckets, **bounds})
 
     def operation(
         self,

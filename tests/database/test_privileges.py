@@ -56,6 +56,7 @@ PUBLIC = {
     "peer_find",
     "schedule_register", "schedule_change", "schedule_look", "schedule_advance", "schedule_take", "schedule_settle",
     "schedule_slots", "schedule_pause", "schedule_order", "schedule_remove",
+    "lease_activity", "operation_activity", "schedule_activity",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
@@ -91,7 +92,7 @@ HARMLESS = {
     "own_name": "'@slot:', 'pool', 'x'", "protect_key": "'x'", "limit_transaction": "0",
     "fenced_out": "'import'",
     "check_savepoint": "'1'::xid", "clock_number": "", "random_space": "",
-    "snapshot_time": "", "schedule_micros": "",
+    "snapshot_time": "", "schedule_micros": "", "activity_start": "60, 60",
     "commit_check": "", "lock_end_session": "1, 1", "audit_check": "'jane', 'why'",
     "check_entries": "'[]'", "says_reset": "'{}'",
     "operation_is_of": "null, null, null, null, null, null, null",

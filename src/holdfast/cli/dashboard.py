@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,8 +49,9 @@ def dashboard(context: click.Context, host: str, port: int) -> None:
             sys.stdout.flush()
 
         stopping = asyncio.Event()
-        app = _only_hosts(Dashboard(reader, stopping=stopping), {host.lower(), socket.gethostname().lower()})
-        asyncio.run(_serve(app, listener, stopping, report))
+        pages = Dashboard(reader, stopping=stopping)
+        app = _only_hosts(pages, {host.lower(), socket.gethostname().lower()})
+        asyncio.run(_serve(app, listener, stopping, report, pages.sample_waits()))
 
 
 @contextmanager
@@ -70,7 +71,14 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-async def _serve(app: Any, listener: socket.socket, stopping: asyncio.Event, report: Callable[[], None]) -> None:
+async def _serve(
+    app: Any,
+    listener: socket.socket,
+    stopping: asyncio.Event,
+    report: Callable[[], None],
+    beside: Coroutine[Any, Any, None],
+) -> None:
+    """``beside`` runs until ``stopping`` is set."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -95,7 +103,10 @@ async def _serve(app: Any, listener: socket.socket, stopping: asyncio.Event, rep
     server = Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    await server.serve(sockets=[listener])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(beside)
+        await server.serve(sockets=[listener])
+        stopping.set()
 
 
 def _only_hosts(app: Any, names: set[str]) -> Any:

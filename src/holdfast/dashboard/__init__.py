@@ -13,6 +13,8 @@ timeline     PURE: who held which leases when
 things       the pages of one lease, lock, operation, schedule or slot pool
 explanation  PURE: what a name is, and why it is in its state
 listings     the pages that list all rows of a kind
+charts       PURE: bars and scale of a chart; the samples of who waited
+activity     the page of charts
 tables       PURE: the cells, filter, order and pages of a table
 actions      the governed commands that have a dialog
 formats   PURE: spans, numbers, and fields of records

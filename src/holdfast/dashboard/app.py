@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -19,7 +20,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import holdfast
 from holdfast import commands as governed
-from holdfast.dashboard import actions, formats, listings, snapshot, things
+from holdfast.dashboard import actions, activity, formats, listings, snapshot, things
+from holdfast.dashboard.charts import SAMPLE_EVERY
 from holdfast.dashboard.panels import build_panels
 from holdfast.dashboard.snapshot import MAX_BYTES, Snapshot
 from holdfast.dashboard.source import MAX_READ, PageSource
@@ -83,10 +85,10 @@ _PAGES: dict[str, Reading] = {
     "/schedule": things.schedule_page, "/pool": things.pool_page, "/explain": things.explain_page,
     "/leases": listings.leases_page, "/history": listings.history_page, "/locks": listings.locks_page,
     "/operations": listings.operations_page, "/schedules": listings.schedules_page, "/audit": listings.audit_page,
-    "/objects": listings.objects_page, "/reviews": listings.reviews_page,
+    "/objects": listings.objects_page, "/reviews": listings.reviews_page, "/charts": activity.charts_page,
 }  # fmt: skip
 _NAVIGATION = (
-    ("/", "Overview"), ("/leases", "Leases"), ("/locks", "Locks"), ("/operations", "Operations"),
+    ("/", "Overview"), ("/charts", "Charts"), ("/leases", "Leases"), ("/locks", "Locks"), ("/operations", "Operations"),
     ("/schedules", "Schedules"), ("/reviews", "Reviews"), ("/history", "History"), ("/audit", "Audit"),
 )  # fmt: skip
 _CONTENTS = ("rows", "pools", "tiles", "roots", "sentences", "empty", "relays", "text")
@@ -182,6 +184,8 @@ class Dashboard:
         """The view of a page. When the database does not answer: the previous one, with the reason."""
         if path == "/":
             self._last = await snapshot.take_snapshot(self.source, self._last)
+            if self._last.trouble is None:
+                self.source.waits.add(self._last.at, self._last.leases, self._last.locks)
             window = WINDOWS.get(query.get("window", ""), HOUR)
             return PageView("Overview", self._last.at, build_panels(self._last, window))
         trouble = {"kind": "trouble", "text": ""}
@@ -320,6 +324,15 @@ class Dashboard:
 
     async def _run_in_thread(self, work: Work) -> Any:
         return await asyncio.to_thread(work, self.source.client)
+
+    async def sample_waits(self) -> None:
+        """Sample who waits, until the dashboard stops. Without this it is done only while the overview or the charts
+        are open."""
+        while not self._stopping.is_set():
+            with suppress(holdfast.HoldfastError):
+                await activity.sample_waits(self.source)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), SAMPLE_EVERY)
 
     # Answers
 

@@ -9,6 +9,7 @@ from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 
 import holdfast
+from holdfast.dashboard.charts import WaitSamples
 from holdfast.dashboard.formats import link
 from holdfast.dashboard.stream import PageView
 
@@ -39,6 +40,7 @@ class PageSource:
     """The lease whose holder leads the replicas of a gateway."""
     pages: Mapping[str, AddedPage] = field(default_factory=dict)
     """By path."""
+    waits: WaitSamples = field(default_factory=WaitSamples)
 
     @property
     def object_pages(self) -> dict[str, str]:

@@ -58,10 +58,10 @@ _READS: dict[str, tuple[str, ...]] = {
 }
 """Statements that only read, with the noun and the parameters of the row, if it is one."""
 _LOOKS = frozenset({
-    "lease_held", "lease_history", "lock_list", "object_changes", "operation_entries", "operation_failed",
-    "operation_health", "operation_indexes", "operation_kin", "operation_match", "policy_list", "relay_list",
-    "relay_parked", "relay_read", "review_list", "schedule_look", "schedule_slots", "shard_list", "wal_chains",
-    "wal_find", "wal_latest", "wal_read",
+    "lease_activity", "lease_held", "lease_history", "lock_list", "object_changes", "operation_activity",
+    "operation_entries", "operation_failed", "operation_health", "operation_indexes", "operation_kin",
+    "operation_match", "policy_list", "relay_list", "relay_parked", "relay_read", "review_list", "schedule_activity",
+    "schedule_look", "schedule_slots", "shard_list", "wal_chains", "wal_find", "wal_latest", "wal_read",
 })  # fmt: skip
 """Further ones, which may take long: each is sent alone. They wait for abandoned writes, and hold nothing up."""
 _WRITES = {

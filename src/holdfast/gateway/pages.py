@@ -32,7 +32,7 @@ def loops(gateway: Gateway) -> list[Loop]:
         always=_PANELS,
         stopping=gateway.stopping,
     )
-    return []
+    return [Loop("samples of waits", gateway.pages.sample_waits)]
 
 
 def _operator(request: Request) -> str | None:

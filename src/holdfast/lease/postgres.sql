@@ -36,6 +36,9 @@ select name, kind, holder, fence, acquired_at, expires_at, remaining, host, pid,
 -- name: lease_history
 select name, holder, role, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :limit::int)
 
+-- name: lease_activity
+select bucket, kind, value from holdfast.lease_activity(:step::double precision, :buckets::int)
+
 -- name: probe_expire
 -- Longer than the shortest TTL. On SQLite, where a sleeping writer would block all others, expires_at is set back instead.
 select pg_sleep(0.06)

@@ -155,6 +155,17 @@ select holder, remaining from holdfast_live where name = :name and not coalesce(
 select name, holder, null as role, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
  where :name is null or name = :name order by id desc limit :limit;
 
+-- name: lease_activity
+with origin as (select (cast({now} / :step as integer) + 1 - :buckets) * :step as start),
+event as (
+    select l.acquired_at as at, 'acquired' as kind from holdfast_lease l, origin where not l.kept and l.acquired_at >= start
+    union all select h.acquired_at, 'acquired' from holdfast_history h, origin where h.acquired_at >= start
+    union all select h.ended_at, h.outcome from holdfast_history h, origin
+     where h.ended_at >= start and h.outcome in ('expired', 'session_lost', 'forced'))
+select null as bucket, 'start' as kind, start as value from origin
+union all select null, 'complete', ended_at from holdfast_history where id = (select min(id) from holdfast_history) and id > 1
+union all select cast((at - start) / :step as integer), kind, cast(count(*) as real) from event, origin group by 1, 2;
+
 -- name: probe_expire
 -- Without waiting: a transaction here holds up every other.
 update holdfast_beat set expires_at = {now} - 0.001 where id = (select beat from holdfast_lease where name = :name);

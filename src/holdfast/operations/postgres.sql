@@ -118,5 +118,8 @@ select gone from holdfast.operation_expire(:limit::int, :actor, :reason)
 -- name: operation_health
 select * from holdfast.operation_health(:stale::double precision, :enough::int)
 
+-- name: operation_activity
+select bucket, kind, value from holdfast.operation_activity(:step::double precision, :buckets::int, :max_rows::int)
+
 -- name: operation_indexes
 select name from holdfast.operation_indexes()

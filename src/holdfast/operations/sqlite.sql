@@ -314,6 +314,14 @@ select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operati
        (select count(*) from (select 1 from holdfast_wal limit :enough)) as unrelayed, {now} - (select at from holdfast_wal order by place limit 1) as unrelayed_for
   from (select status, updated_at, alive, error from holdfast_operation where status <> 'success' order by updated_at limit :enough);
 
+-- name: operation_activity
+with origin as (select (cast({now} / :step as integer) + 1 - :buckets) * :step as start),
+latest as (
+    select updated_at, status, start from holdfast_idempotency_log, origin where updated_at >= start order by updated_at desc limit :max_rows)
+select null as bucket, 'start' as kind, start as value from origin
+union all select null, 'complete', min(updated_at) from latest having count(*) >= :max_rows
+union all select cast((updated_at - start) / :step as integer), status, cast(count(*) as real) from latest group by 1, 2;
+
 -- name: operation_indexes
 -- Those of its keys are part of a table here, and the log is in the order of its rows: neither can be taken away.
 select substr(name, length('holdfast_') + 1) as name from sqlite_master

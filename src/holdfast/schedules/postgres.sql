@@ -23,6 +23,9 @@ select holdfast.schedule_settle(
 select slot, until, count, status, reason, attempt, owner, started_at, ended_at, note
   from holdfast.schedule_slots(:name, :slot::bigint, :only_runs::boolean, :limit::int)
 
+-- name: schedule_activity
+select bucket, kind, value from holdfast.schedule_activity(:step::double precision, :buckets::int)
+
 -- name: schedule_pause
 select holdfast.schedule_pause(:name, :paused::boolean, :actor, :reason) as done
 

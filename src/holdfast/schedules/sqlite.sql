@@ -69,6 +69,14 @@ update holdfast_schedule_slot set status = 'open', reason = null, taken_at = (se
 select slot, until, count, status, reason, attempt, owner, started_at, ended_at, note from holdfast_schedule_slot
  where name = :name and (:slot is null or slot = :slot) and (not :only_runs or status in ('success', 'failure')) order by slot desc limit :limit;
 
+-- name: schedule_activity
+with origin as (select (cast({now} / :step as integer) + 1 - :buckets) * :step as start)
+select null as bucket, 'start' as kind, start as value from origin
+union all
+select cast((p.slot / 1000000.0 - start) / :step as integer), 'late', max(p.started_at - p.slot / 1000000.0)
+  from origin, holdfast_schedule s join holdfast_schedule_slot p
+    on p.name = s.name and p.slot >= start * 1000000 and p.started_at is not null group by 1;
+
 -- name: schedule_pause.update
 update holdfast_schedule set paused = case when :paused then 'by ' || :actor || ': ' || :reason end where name = :name;
 

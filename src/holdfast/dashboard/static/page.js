@@ -54,7 +54,8 @@
   function replace(name, html) {
     const place = document.querySelector(`[data-panel="${name}"]`);
     if (!place) return false;
-    const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const key = (each) => each.getAttribute("href") || each.parentElement.dataset.key || each.getAttribute("aria-label");
+    const focused = place.contains(document.activeElement) ? key(document.activeElement) : null;
     const open = new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.key));
     const scrolled = [...place.querySelectorAll(".log")].map((each) => each.scrollTop);
     place.innerHTML = html; // rendered by the server, which escapes every value
@@ -62,7 +63,7 @@
     place.closest("section").hidden = !html.trim();
     for (const each of place.querySelectorAll("details")) each.open = open.has(each.dataset.key);
     if (focused) {
-      const again = [...place.querySelectorAll("a")].find((each) => each.getAttribute("href") === focused);
+      const again = [...place.querySelectorAll("a, summary, [tabindex]")].find((each) => key(each) === focused);
       if (again) again.focus({ preventScroll: true });
     }
     return true;

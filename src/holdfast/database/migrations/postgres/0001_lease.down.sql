@@ -8,6 +8,8 @@ drop function holdfast.lease_protect(text, uuid);
 drop function holdfast.snapshot_time();
 drop function holdfast.fenced_out(text);
 drop function holdfast.check_savepoint(xid);
+drop function holdfast.lease_activity(double precision, integer);
+drop function holdfast.activity_start(double precision, integer);
 drop function holdfast.lease_history(text, integer);
 drop function holdfast.lease_list(text);
 drop function holdfast.purge();

@@ -886,6 +886,35 @@ begin
      order by h.id desc limit max_rows;
 end $$;
 
+-- Where the first of so many buckets of "step" seconds begins: the last one contains the present.
+create function holdfast.activity_start(step double precision, buckets integer) returns double precision
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return (floor(extract(epoch from clock_timestamp()) / step) + 1 - buckets) * step;
+end $$;
+
+-- What became of leases, by time: how many were acquired and lost in each bucket. Rows without a bucket: "start" of the first one, and "complete"
+-- since when, if older grants are not kept.
+create function holdfast.lease_activity(step double precision, buckets integer)
+returns table (bucket integer, kind text, value double precision)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    start double precision := holdfast.activity_start(step, buckets);
+    begun timestamptz := to_timestamp(start);
+begin
+    return query select null::integer, 'start', start;
+    return query select null::integer, 'complete', extract(epoch from h.ended_at)::double precision
+      from holdfast.history h where h.id = (select min(x.id) from holdfast.history x) and h.id > 1;
+    return query
+    select floor((extract(epoch from e.at) - start) / step)::integer, e.kind, count(*)::double precision
+      from (select l.acquired_at as at, 'acquired' as kind from holdfast.lease l where not l.kept and l.acquired_at >= begun
+            union all select h.acquired_at, 'acquired' from holdfast.history h where h.acquired_at >= begun
+            union all select h.ended_at, h.outcome from holdfast.history h
+             where h.ended_at >= begun and h.outcome in ('expired', 'session_lost', 'forced')) e
+     group by 1, 2;
+end $$;
+
 -- Rolling back a savepoint also releases the row lock that was taken in it. xmax names the locker: this transaction, one of
 -- its savepoints, or a multixact if several transactions protect the same lease.
 create function holdfast.check_savepoint(locker xid) returns void
@@ -1044,6 +1073,7 @@ revoke all on function holdfast.protect_key(text), holdfast.limit_transaction(do
     holdfast.lease_try(text, text, uuid, double precision), holdfast.sql_version(),
     holdfast.lease_abandon(text, uuid), holdfast.lease_force_release(text, text, text, boolean), holdfast.owner_hold(bigint), holdfast.beat_renew(uuid),
     holdfast.beat_leases(uuid), holdfast.beat_release(uuid, text, bigint), holdfast.beat_end(uuid), holdfast.purge(), holdfast.lease_list(text), holdfast.lease_history(text, integer),
+    holdfast.activity_start(double precision, integer), holdfast.lease_activity(double precision, integer),
     holdfast.check_savepoint(xid), holdfast.fenced_out(text), holdfast.snapshot_time(), holdfast.lease_protect(text, uuid), holdfast.commit_check(),
     holdfast.lease_protect_at_commit(text, uuid), holdfast.lease_protect_proven(text, text, boolean), holdfast.hello() from public;
 

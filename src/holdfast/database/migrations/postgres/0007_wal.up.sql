@@ -163,6 +163,25 @@ begin
     now := extract(epoch from at);
 end $$;
 
+-- How many operations were last changed in each bucket, by status, among the latest max_rows. Rows without a bucket: as those of lease_activity.
+create function holdfast.operation_activity(step double precision, buckets integer, max_rows integer)
+returns table (bucket integer, kind text, value double precision)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    start double precision := holdfast.activity_start(step, buckets);
+    begun timestamptz := to_timestamp(start);
+begin
+    return query select null::integer, 'start', start;
+    return query select null::integer, 'complete', extract(epoch from g.updated_at)::double precision
+      from holdfast.idempotency_log g where g.updated_at >= begun order by g.updated_at desc offset max_rows - 1 limit 1;
+    return query
+    select floor((extract(epoch from e.updated_at) - start) / step)::integer, e.status, count(*)::double precision
+      from (select g.updated_at, g.status from holdfast.idempotency_log g
+             where g.updated_at >= begun order by g.updated_at desc limit max_rows) e
+     group by 1, 2;
+end $$;
+
 -- The valid indexes on the tables of operations.
 create function holdfast.operation_indexes() returns table (name text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -175,6 +194,6 @@ end $$;
 revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]),
     holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int, bigint), holdfast.wal_settle(),
     holdfast.operation_expire(int, text, text), holdfast.operation_health(double precision, int),
-    holdfast.operation_indexes() from public;
+    holdfast.operation_activity(double precision, integer, integer), holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

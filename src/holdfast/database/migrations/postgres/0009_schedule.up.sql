@@ -172,6 +172,22 @@ begin
      order by p.slot desc limit max_rows;
 end $$;
 
+-- How late the slots of each bucket began, at most. Rows without a bucket: as those of lease_activity.
+create function holdfast.schedule_activity(step double precision, buckets integer)
+returns table (bucket integer, kind text, value double precision)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    start double precision := holdfast.activity_start(step, buckets);
+begin
+    return query select null::integer, 'start', start;
+    return query
+    select floor((p.slot / 1000000.0 - start) / step)::integer, 'late', max(extract(epoch from p.started_at)::double precision - p.slot / 1000000.0)
+      from holdfast.schedule s cross join lateral (  -- OFFSET 0: by key, since a schedule has few slots in the window
+           select x.slot, x.started_at from holdfast.schedule_slot x where x.name = s.name and x.slot >= start * 1000000 and x.started_at is not null offset 0) p
+     group by 1;
+end $$;
+
 -- For operators. Each writes its entry in the audit.
 create function holdfast.schedule_pause(name text, paused boolean, actor text, reason text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -223,6 +239,7 @@ end $$;
 revoke all on function holdfast.schedule_micros(timestamptz), holdfast.schedule_register(jsonb), holdfast.schedule_change(text, bigint, text, text), holdfast.schedule_look(jsonb),
                        holdfast.schedule_advance(text, bigint, bigint, jsonb, bigint, int, text), holdfast.schedule_take(text, bigint, text),
                        holdfast.schedule_settle(text, bigint, int, text, text, text), holdfast.schedule_slots(text, bigint, boolean, int),
+                       holdfast.schedule_activity(double precision, integer),
                        holdfast.schedule_pause(text, boolean, text, text), holdfast.schedule_order(text, bigint, text, text), holdfast.schedule_remove(text, text, text)
     from public;
 
