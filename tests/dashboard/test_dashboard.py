@@ -20,6 +20,7 @@ import holdfast
 from holdfast.dashboard.formats import link
 from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser
 from tests.children import PATIENCE, Child
+from tests.cli.command import call
 from tests.conftest import fresh
 from tests.dashboard.mounted import served
 from tests.gateway.example_data import HOSTILE, filled_database
@@ -151,6 +152,30 @@ def test_a_page_follows_its_lease_and_its_waiters(address: str, database: holdfa
     expect(tree.locator(".tree > ul > li > ul > li")).to_contain_text("waits")
 
 
+WAITER = """
+import sys, holdfast
+client = holdfast.Client(sys.argv[1])
+print("begins", flush=True)
+with client.lease("wanted", holder="worker-2", ttl=600).acquire(timeout=600):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_page_of_a_lease_names_those_who_wait_now(url: str, database: holdfast.Client, visit: Any) -> None:
+    page = visit("/lease?name=wanted")
+    with database.lease("wanted", holder="worker-1", ttl=600) as grant, Child(WAITER, url) as child:
+        child.line()
+        rows = page.locator("#waiters tbody tr")
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text(f":{child.process.pid}")
+        expect(page.locator("#facts")).to_contain_text("1 process")
+        grant.release()
+        child.line()
+        expect(page.locator("#facts")).to_contain_text("worker-2")
+        expect(page.locator("#waiters")).to_be_hidden()
+
+
 LEADER = """
 import sys, holdfast
 client = holdfast.Client(sys.argv[1])
@@ -209,6 +234,34 @@ def test_parts_without_rows_are_not_shown(browser: Browser) -> None:
         client.operation("load parcels").run(lambda: 7)
         expect(seen.page.locator("#operations")).to_contain_text("load parcels")
         assert seen.wrong == []
+
+
+def test_a_leader_on_sqlite_ends_with_its_process(browser: Browser, sqlite_url: str) -> None:
+    """It holds a lock of the kernel, so no time is left that would say anything."""
+    with ExitStack() as stack:
+        client = stack.enter_context(holdfast.Client(sqlite_url))
+        leader = stack.enter_context(Child(LEADER, sqlite_url, "replica-a"))
+        leader.line()
+        leader.line()
+        app = FastAPI()
+        app.mount("/", holdfast.dashboard(client))
+        seen = Visit(browser, stack.enter_context(served(app)))
+        stack.callback(seen.page.close)
+        for part in ("leaders", "leases"):
+            expect(seen.page.locator(f"#{part}")).to_contain_text("ends with its process")
+            expect(seen.page.locator(f"#{part} progress")).to_have_count(0)
+        seen.page.locator("#leaders").get_by_role("link", name="sweep").click()
+        expect(seen.page.locator("#facts")).to_contain_text("ends with its process")
+        seen.page.get_by_role("link", name="Leases").click()
+        expect(seen.page.locator("tbody tr")).to_contain_text("ends with its process")
+        listed = call(f"--url={sqlite_url}", "ls")
+        assert "while it runs" in listed.stdout
+        assert seen.wrong == []
+
+
+def test_a_failed_attempt_says_why(database: holdfast.Client, visit: Any) -> None:
+    page = visit(link("/operation", key=f"publish tiles{HOSTILE}"))
+    expect(page.locator("#attempts")).to_contain_text("the bucket is read-only")
 
 
 def test_a_filter_and_an_order_live_in_the_url_and_pages_hold_all_rows(visit: Any, database: holdfast.Client) -> None:

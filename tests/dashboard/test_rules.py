@@ -108,7 +108,8 @@ def test_a_long_name_loses_its_middle() -> None:
 
 def run(**more: Any) -> Any:
     return SimpleNamespace(**{
-        "status": "success", "attempt": 1, "failures": 0, "updated_at": at(-5), "error": None, "rollback": None, **more
+        "status": "success", "attempt": 1, "failures": 0, "updated_at": at(-5), "error": None, "rollback": None,
+        "expires_at": None, **more
     })  # fmt: skip
 
 
@@ -117,10 +118,29 @@ def schedule(every: str, zone: str | None = None, slot: float = 1798761600) -> A
     return SimpleNamespace(every=every, zone=zone, paused=None, running=(), next_slot=None, overdue=0.0, last=last)
 
 
+def live(**info: Any) -> Any:
+    return SimpleNamespace(
+        name="job", holder="worker-1", host=None, pid=None, fence=1, acquired_at=at(-60), expires_at=at(20), info=info,
+        waiting=0,
+    )  # fmt: skip
+
+
 EXPLAINED: list[tuple[dict[str, Any], str]] = [
     ({"ended": [grant(-60, -30, "expired")]}, "its holder stopped renewing it"),
     ({"ended": [grant(-60, -30, "forced")]}, "an operator took it away (jane: gone)"),
     ({"operation": run()}, "A run with this key is replayed"),
+    ({"operation": run()}, "A run with this key and another payload is refused."),
+    ({"operation": run(expires_at=at(1))}, "A run with this key is replayed"),
+    ({"operation": run(expires_at=at(-1))}, "Its result has expired, so the next run executes the function again."),
+    ({"operation": run(status="failure", error={"remembered": True, "message": "no"})}, "every run is refused with it"),
+    (
+        {"operation": run(status="failure", error={"reset": True, "actor": "jane"})},
+        "jane reset it. The next run executes",
+    ),
+    ({"lease": live(ttl=30.0)}, "Each heartbeat extends it. Without one it is free in 20 s."),
+    ({"lease": live(ttl=86400.0)}, "Each heartbeat extends it."),
+    ({"lease": live(ttl=30.0, failover="session")}, "Each heartbeat extends it."),
+    ({"lease": live(ttl=86400.0, failover="session")}, "It ends with its process."),
     ({"operation": run(status="running")}, "Another run waits for its result, or is skipped or refused"),
     ({"operation": run(status="partial", rollback="unpublish")}, "The next run undoes it with unpublish"),
     ({"operation": run(status="failure", failures=2)}, "It has failed 2 times"),

@@ -203,6 +203,14 @@ def describe(lease: LeaseRecord) -> dict[str, Any]:
     }
 
 
+def time_left(row: dict[str, Any]) -> object:
+    """Of a row of ``describe``."""
+    from holdfast.cli.output import duration
+    from holdfast.dashboard.formats import ends_with_process
+
+    return "while it runs" if ends_with_process(row["info"]) else duration(row["remaining"])
+
+
 def view(fetch: Callable[[], Rows]) -> View:
     """A listing of leases, each as ``describe`` returns it."""
     from holdfast.cli.output import Column
@@ -219,7 +227,7 @@ def _rows(rows: Rows) -> list[tuple[object, ...]]:
     from holdfast.cli.output import duration, waiting
 
     return [
-        (row["name"], row["holder"], duration(row["age"]), duration(row["remaining"]),
+        (row["name"], row["holder"], duration(row["age"]), time_left(row),
          waiting(row["waiting"]), row["host"], row["pid"], row["fence"], row["kind"])
         for row in rows
     ]  # fmt: skip

@@ -119,7 +119,7 @@ class Sections:
         rows = [
             self._lease_row(
                 lease,
-                (lease["name"], lease["holder"], output.duration(lease["age"]), output.duration(lease["remaining"]),
+                (lease["name"], lease["holder"], output.duration(lease["age"]), leases.time_left(lease),
                  self._waiters(lease) or output.state("none", "waits"), lease["host"], lease["pid"], lease["fence"]),
             )
             for lease in led

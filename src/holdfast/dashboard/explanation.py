@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.dashboard.formats import format_clock, format_span, link, one_line
+from holdfast.dashboard.formats import ends_with_process, format_clock, format_span, link, one_line
 
 ENDINGS = {
     "released": "its holder released it",
@@ -83,7 +83,10 @@ def _lease(evidence: NamedRecords) -> Iterator[str]:
         place = f" on {lease.host}, pid {lease.pid}" if lease.host else ""
         yield f"Held by {lease.holder}{place}, acquired {_ago(evidence, lease.acquired_at)}, with fence {lease.fence}."
         left = format_span(lease.expires_at.timestamp() - evidence.at)
-        yield f"Each heartbeat extends it. Without one it is free in {left}."
+        if ends_with_process(lease.info):
+            yield "It ends with its process."
+        else:
+            yield f"Each heartbeat extends it. Without one it is free in {left}."
         if reason := lease.info.get("reason"):
             yield f"Reason: {one_line(reason)}."
         if lease.waiting:
@@ -122,16 +125,20 @@ def _operation(evidence: NamedRecords) -> Iterator[str]:
     review = evidence.reviews[-1] if evidence.reviews else None
     if record is not None:
         yield f"{record.status.capitalize()} in attempt {record.attempt}, changed {_ago(evidence, record.updated_at)}."
-        yield _next_run(record)
+        yield _next_run(record, evidence.at)
+        yield "A run with this key and another payload is refused."
         if record.error:
             yield f"Its error: {one_line(record.error.get('message'))}"
     if review is not None:
         yield from _review(review)
 
 
-def _next_run(record: Any) -> str:
+def _next_run(record: Any, at: float) -> str:
     """Why a run with this key was, and will be, executed, replayed, skipped or refused."""
+    error = record.error or {}
     match record.status:
+        case "success" if record.expires_at is not None and record.expires_at.timestamp() <= at:
+            return "Its result has expired, so the next run executes the function again."
         case "success":
             return (
                 "A run with this key is replayed: it gets the recorded result, and the function is not called. "
@@ -147,6 +154,10 @@ def _next_run(record: Any) -> str:
             return f"Its process died in the middle. The next run {rollback}, before it tries again."
         case "undone":
             return "Its effect was undone. The next run executes the function again."
+    if error.get("reset"):
+        return f"{one_line(error.get('actor'))} reset it. The next run executes the function again."
+    if error.get("remembered"):
+        return "Its error is remembered: every run is refused with it, until operation.reset allows it to run again."
     return (
         f"It has failed {record.failures} {'time' if record.failures == 1 else 'times'}. The next run tries again "
         "while its Retry has attempts left, and is refused after that."

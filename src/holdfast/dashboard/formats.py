@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+_LONGEST_TTL = 86400
+
 
 def format_span(seconds: float | None) -> str:
     """The same text as ``span`` in page.js."""
@@ -44,6 +46,13 @@ def truncate(name: str, length: int = 64) -> str:
         return name
     tail = length // 3
     return f"{name[: length - tail - 1]}…{name[-tail:]}"
+
+
+def ends_with_process(info: Mapping[str, Any]) -> bool:
+    """Whether a lease with this ``info`` has no time left to show: it has the longest TTL, and ends with its process,
+    as that of a leader on SQLite does."""
+    ttl = info.get("ttl")
+    return info.get("failover") == "session" and isinstance(ttl, int | float) and ttl >= _LONGEST_TTL
 
 
 def link(path: str, **query: str) -> str:

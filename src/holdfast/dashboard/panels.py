@@ -79,6 +79,7 @@ def _lease(record: Any) -> Panel:
         "fence": record.fence,
         "since": record.acquired_at.timestamp(),
         "until": record.expires_at.timestamp(),
+        "is_bound": formats.ends_with_process(record.info),
         "ttl": float(ttl) if isinstance(ttl, int | float) else None,
         "waiting": getattr(record, "waiting", 0),
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.dashboard.actions import actions_panel
 from holdfast.dashboard.explanation import ENDINGS, NamedRecords, describe_run, explain
-from holdfast.dashboard.formats import format_span, get_path, link, one_line, record_state
+from holdfast.dashboard.formats import ends_with_process, format_span, get_path, link, one_line, record_state
 from holdfast.dashboard.panels import LEADING, schedule_state
 from holdfast.dashboard.snapshot import MAX_BYTES, MAX_RECORDS, database_time
 from holdfast.dashboard.source import PageSource
@@ -20,6 +20,7 @@ from holdfast.dashboard.timeline import DAY, HOUR, WINDOWS, build_timeline
 
 MAX_GRANTS = 500
 _SLOT = "@slot:"
+_WAITER = "waiter of lease "
 _DIGEST = 64
 _AGES = re.compile(r"[0-9][0-9 dhms]* ago \(([0-9: -]+ UTC)\)")
 Query = Mapping[str, str]
@@ -27,9 +28,10 @@ Query = Mapping[str, str]
 
 async def lease_page(source: PageSource, query: Query) -> PageView:
     name, client = query.get("name", ""), source.client
-    lease, ended, audit = await asyncio.gather(
+    lease, ended, locks, audit = await asyncio.gather(
         source.call(client.leases.get, name),
         source.rows(client.leases.history, name, limit=MAX_GRANTS),
+        source.rows(client.locks.list),
         source.rows(client.audit.list, limit=1000, max_bytes=MAX_BYTES),
     )
     at = database_time([lease] if lease else [])
@@ -46,6 +48,7 @@ async def lease_page(source: PageSource, query: Query) -> PageView:
     timeline = build_timeline([name], live, ended, at, window, is_cut=len(ended) >= MAX_GRANTS)
     panels = {
         "facts": facts("Now", _lease_facts(lease)),
+        "waiters": _waiters_table(lease, locks, at),
         "actions": actions_panel(acts),
         "timeline": {**timeline, "title": "Holders over time", "href": link("/lease", name=name)},
         "holders": table("Holders", _HOLDER_COLUMNS, _holders(lease, ended), empty="No process has held it yet."),
@@ -65,13 +68,32 @@ def _lease_facts(lease: Any) -> list[tuple[str, PageCell]]:
         ("Since", PageCell(time=lease.acquired_at.timestamp(), when=("for", lease.acquired_at.timestamp()))),
         ("Time left", lease_bar(lease)),
         ("Fence", PageCell(number=lease.fence)),
-        ("Waiting", PageCell(number=lease.waiting, note="processes" if lease.waiting else "")),
+        ("Waiting", PageCell(number=lease.waiting, note={0: "", 1: "process"}.get(lease.waiting, "processes"))),
         *(
             ("Process began" if key == "started" else key.capitalize(), _info_cell(key, value))
             for key, value in sorted(lease.info.items())
             if key != "ttl"
         ),
     ]
+
+
+def _waiters_table(lease: Any, locks: Sequence[Any], at: float) -> Panel:
+    """A process that waits for a lease holds a shared lock on it, where the database shows such locks."""
+    waiting = 0 if lease is None else lease.waiting
+    rows = [
+        [
+            PageCell(one_line(lock.holder or lock.application_name) or "not visible to this role", is_name=True),
+            PageCell("" if lock.pid is None else str(lock.pid)),
+            PageCell(when=None if lock.duration is None else ("for", float(round(at - lock.duration)))),
+        ]
+        for lock in locks
+        if lease is not None and lock.name == f"{_WAITER}{lease.name}"
+    ]
+    unnamed = waiting - len(rows)
+    processes = "process waits" if unnamed == 1 else "processes wait"
+    note = f"{unnamed} {'more ' if rows else ''}{processes}; which is not known here." if unnamed > 0 else ""
+    columns = (PageColumn("Process"), PageColumn("Session", is_number=True), PageColumn("Waits for"))
+    return table("Who waits", columns, rows, empty="" if rows else note, note=note if rows else "")
 
 
 def _info_cell(key: str, value: Any) -> PageCell:
@@ -253,7 +275,7 @@ def _attempts(entries: Sequence[Any], record: Any) -> list[list[PageCell]]:
     for attempt, group in sorted(by_attempt.items(), reverse=True):
         ends = [entry for entry in group if entry.kind in ("success", "failure", "rollback", "reset")]
         error = ends and ends[-1].fields.get("error")
-        message = error.get("message") if isinstance(error, Mapping) else None
+        message = error.get("message") if isinstance(error, Mapping) else error
         took = format_span((group[-1].at - group[0].at) / 1e6) if ends else ""
         outcome = ends[-1].kind if ends else record.status
         rows.append(
@@ -419,8 +441,11 @@ def lease_bar(lease: Any) -> PageCell:
     """The time left of a live lease."""
     ttl = lease.info.get("ttl")
     return PageCell(
-        bar={"until": lease.expires_at.timestamp(), "ttl": float(ttl) if isinstance(ttl, int | float) else None}
-    )
+        bar={
+            "until": lease.expires_at.timestamp(), "ttl": float(ttl) if isinstance(ttl, int | float) else None,
+            "is_bound": ends_with_process(lease.info),
+        }
+    )  # fmt: skip
 
 
 def process_of(grant: Any) -> str:

@@ -29,7 +29,8 @@ class LeaseRecord:
     host: str | None
     pid: int | None
     info: Mapping[str, Any]
-    """What the holder's process says of itself; ``ttl`` in seconds."""
+    """What the holder's process says of itself; ``ttl`` in seconds; ``failover`` "session" if it ends with the holder's
+    database session."""
     remaining: float = field(compare=False)
     """Seconds to ``expires_at``, by the database's clock at the time of the query. The local clock may differ."""
     waiting: int = field(compare=False)

@@ -863,7 +863,8 @@ begin
     return query select l.name, l.kind, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision,
            extract(epoch from b.expires_at)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
-           coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl)),
+           coalesce(b.info, '{}') - 'failover' || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl))
+               || case when b.session_key is null then '{}' else '{"failover": "session"}'::jsonb end,
            coalesce(w.waiting, 0), l.role
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
       left join (select k.objid, count(*)::integer as waiting from pg_locks k

@@ -67,7 +67,8 @@ create trigger holdfast_history_trim after insert on holdfast_history when new.i
 -- Leases whose beat is alive; every other name is free.
 create view holdfast_live as
 select l.name, l.kind, l.holder, l.beat, l.token, l.fence, l.acquired_at, l.kept, l.reenter, b.ttl, b.expires_at, b.session_key, b.host, b.pid,
-       json_patch(coalesce(b.info, '{}'), json_object('label', b.label, 'started', b.started, 'ttl', b.ttl)) as info,
+       json_patch(coalesce(b.info, '{}'), json_object('label', b.label, 'started', b.started, 'ttl', b.ttl,
+                  'failover', case when b.session_key is not null then 'session' end)) as info,
        b.expires_at - (julianday('now') - 2440587.5) * 86400.0 as remaining
   from holdfast_lease l join holdfast_beat b on b.id = l.beat
  where not b.dead and b.expires_at > (julianday('now') - 2440587.5) * 86400.0;
