@@ -106,6 +106,7 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres
             seen = await snapshot.take_snapshot(PageSource(client), None)
         assert seen.trouble is None
         assert [each.label for each in seen.locks if not each.granted] == ["session of a user"]
+        assert sum(each.waiting for each in seen.locks if each.granted) == 1, "of the user: the standby is not counted"
         later = dataclasses.replace(seen, locks=[dataclasses.replace(each, duration=60.0) for each in seen.locks])
         assert [each.subjects[0].name for each in find_problems(later) if "lock" in each.title] == ["session of a user"]
         grant.release()

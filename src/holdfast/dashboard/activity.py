@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.dashboard.charts import ChartSeries, ChartSpan, build_chart
-from holdfast.dashboard.snapshot import database_time, is_standby
+from holdfast.dashboard.snapshot import database_time, without_standbys
 from holdfast.dashboard.source import PageSource
 from holdfast.dashboard.stream import PageView
 
@@ -30,7 +30,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 async def sample_waits(source: PageSource) -> None:
     leases, locks = await asyncio.gather(source.call(source.client.leases.list), source.rows(source.client.locks.list))
-    source.waits.add(database_time(leases), leases, [lock for lock in locks if not is_standby(lock)])
+    source.waits.add(database_time(leases), leases, without_standbys(locks))
 
 
 async def charts_page(source: PageSource, query: Mapping[str, str]) -> PageView:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.dashboard.formats import format_span, link, one_line, record_name, record_state, sandbox_phase
 from holdfast.dashboard.panels import schedule_state
-from holdfast.dashboard.snapshot import MAX_BYTES, database_time, is_standby
+from holdfast.dashboard.snapshot import MAX_BYTES, database_time, without_standbys
 from holdfast.dashboard.source import MAX_READ, PageSource
 from holdfast.dashboard.stream import PageView
 from holdfast.dashboard.tables import PageCell, PageColumn, listing
@@ -65,7 +65,7 @@ def _grant(grant: Any) -> Row:
 
 
 async def locks_page(source: PageSource, query: Query) -> PageView:
-    locks = [lock for lock in await source.call(source.client.locks.list) if not is_standby(lock)]
+    locks = without_standbys(await source.call(source.client.locks.list))
     at = time.time()
 
     def build(lock: Any) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,7 @@ async def _read(source: PageSource, base: Snapshot) -> Snapshot:
         "sessions": rows(client.objects.list, "@session", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
     }
     parts: dict[str, Any] = dict(zip(reads, await asyncio.gather(*reads.values()), strict=True))
-    parts["locks"] = [lock for lock in parts["locks"] if not is_standby(lock)]
+    parts["locks"] = without_standbys(parts["locks"])
     parts["unfinished"] = [*parts.pop("partial"), *parts.pop("running")]
     return replace(base, at=at, leases=leases, violations=violations, **parts)
 
@@ -103,6 +104,16 @@ async def _read(source: PageSource, base: Snapshot) -> Snapshot:
 def database_time(leases: Sequence[Any]) -> float:
     """The database's clock, as far as a live lease shows it; else ours."""
     return max((lease.expires_at.timestamp() - lease.remaining for lease in leases), default=time.time())
+
+
+def without_standbys(locks: Sequence[Any]) -> list[Any]:
+    """The locks without the standbys that wait for them, in their counts as well."""
+    standbys = Counter(lock.label for lock in locks if is_standby(lock))
+    return [
+        replace(lock, waiting=lock.waiting - standbys[lock.label]) if standbys[lock.label] else lock
+        for lock in locks
+        if not is_standby(lock)
+    ]
 
 
 def is_standby(lock: Any) -> bool:
