@@ -42,6 +42,12 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'app.db'}"
+
+
+@pytest.fixture
 def used_url(sqlite_url: str) -> str:
     """A file that has been in use."""
     with holdfast.Client(sqlite_url) as client:
@@ -62,9 +68,10 @@ def test_a_file_in_use_passes_every_check(used_url: str) -> None:
     assert findings["journal"]["found"] == "WAL"
 
 
-def test_a_file_that_is_not_there_is_well_and_stays_away(sqlite_url: str) -> None:
+def test_a_file_that_is_not_there_is_a_warning_and_stays_away(sqlite_url: str) -> None:
     findings = doctor(sqlite_url)
-    assert "first use" in findings["connection"]["found"]
+    assert findings["connection"]["status"] == "warn"
+    assert "there is no such file" in findings["connection"]["found"]
     assert list(path(sqlite_url).parent.iterdir()) == []
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from holdfast.cli.app import app
 from tests.cli.command import call, invoke
+from tests.migrated_file import migrated_file
 
 POLICY = Path(__file__).with_name("policy.toml")
 WITH_A_DATABASE = """
@@ -101,6 +102,7 @@ def test_a_mistake_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    migrated_file(tmp_path / "app.db")
     result = CliRunner().invoke(
         app, ["--url", "sqlite:///app.db", *arguments] if arguments[0] != "--url" else arguments
     )
@@ -115,6 +117,33 @@ def test_without_a_database_a_command_refuses_and_creates_no_file(tmp_path: Path
     assert (done.returncode, done.stdout) == (2, "")
     assert "no database is configured: set HOLDFAST_URL=postgresql://host/name" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+CREATING = ("doctor", "migrate up", "migrate")
+"""Those that may name a file that does not exist: `doctor` says so, `migrate` creates it."""
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in WITH_A_DATABASE.strip().splitlines() if line not in CREATING] + ["migrate status"]
+)
+def test_a_misspelt_file_is_named_and_not_created(tmp_path: Path, line: str) -> None:
+    words = shlex.split(line.format(policy=POLICY))
+    done = (call if line.startswith("run") else invoke)(
+        *words, cwd=tmp_path, HOLDFAST_URL="sqlite:///mispelt%20name.db"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no SQLite file '{tmp_path}/mispelt name.db': check its name" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_migrate_creates_a_file_and_doctor_warns_of_none(tmp_path: Path) -> None:
+    for words in (("migrate",), ("migrate", "up"), ("do", "schema.migrate", "--reason", "x")):
+        url = f"sqlite:///{tmp_path / '-'.join(words).replace('-reason-x', '')}.db"
+        done = invoke("doctor", "--strict", HOLDFAST_URL=url)
+        assert (done.returncode, "there is no such file" in done.stdout) == (1, True)
+        assert not list(tmp_path.glob(f"{words[-1]}*.db"))
+        assert invoke(*words, HOLDFAST_URL=url).returncode == 0
+        assert invoke("ls", "--json", HOLDFAST_URL=url).stdout == "[]\n"
 
 
 def test_every_command_either_refuses_without_a_database_or_uses_none() -> None:

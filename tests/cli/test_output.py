@@ -36,6 +36,7 @@ from tests.cli.command import (
     valid,
 )
 from tests.fork_server import Forked, finish
+from tests.migrated_file import migrated_file
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LONG = "a lease with a rather long name, as people give them " * 3
@@ -324,7 +325,7 @@ def test_url_goes_before_environment_before_file(tmp_path: Path) -> None:
 
 def test_a_file_of_settings_that_others_may_have_written_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "holdfast.toml"
-    file.write_text(f'url = "sqlite:///{tmp_path}/x.db"\n')
+    file.write_text(f'url = "{migrated_file(tmp_path / "x.db")}"\n')
     file.chmod(0o666)
     done = call("ls", cwd=tmp_path)
     assert (done.returncode, "use chmod o-w" in done.stderr) == (2, True), done.stderr
@@ -366,7 +367,7 @@ def test_an_empty_setting_is_a_mistake_and_none_falls_back_to_the_next(tmp_path:
     done = call("run", "job", "--", "true", cwd=tmp_path / "empty")
     assert (done.returncode, done.stderr) == (2, "holdfast: holdfast.toml cannot be read: No such file or directory\n")
     assert not list(tmp_path.rglob("*.db"))
-    assert call("ls", "--json", cwd=tmp_path, HOLDFAST_URL=f"sqlite:///{tmp_path}/holdfast.db").stderr == ""
+    assert call("ls", "--json", cwd=tmp_path, HOLDFAST_URL=migrated_file(tmp_path / "holdfast.db")).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -390,6 +391,7 @@ def test_a_bad_holdfast_toml_is_told_without_a_traceback_or_a_password(
         file.mkdir()
     else:
         file.write_bytes(text)
+    migrated_file(tmp_path / "app.db")
     done = invoke("ls", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert wanted in done.stderr

@@ -141,10 +141,11 @@ def app(context: click.Context, url: str | None, schema: str | None) -> None:
 
 
 @contextmanager
-def open_client(context: click.Context) -> Iterator[Client]:
-    """A client for one command. Errors of the user and of the database become one line on stderr and exit."""
+def open_client(context: click.Context, *, creates: bool = False) -> Iterator[Client]:
+    """A client for one command. Errors of the user and of the database become one line on stderr and exit.
+    ``creates``: whether the command may create an SQLite file."""
     try:
-        url, schema = settings.database(context.obj["url"], context.obj["schema"])
+        url, schema = settings.database(context.obj["url"], context.obj["schema"], creates=creates)
         with holdfast.Client(url, schema=schema, policy=settings.policy()) as client:
             yield client
     except ValueError as error:

@@ -36,7 +36,7 @@ def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) 
       holdfast --url postgresql://app@db/app doctor --strict
       holdfast doctor --json | jq '.findings[] | select(.status != "ok")'
     """
-    with open_client(context) as client:
+    with open_client(context, creates=True) as client:
         examination = client.doctor(timeout=timeout)
     report(context, examination, strict=strict, as_json=as_json)
 

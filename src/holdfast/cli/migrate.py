@@ -46,7 +46,7 @@ def up(context: click.Context, reason: str, actor: str) -> None:
     """
     from holdfast.cli.do import run_governed
 
-    with open_client(context) as client:
+    with open_client(context, creates=True) as client:
         changes = []
         if client.migrations.version() < client.migrations.scripts()[-1].version:
             changes = run_governed(client, "schema.migrate", {}, actor=actor, reason=reason).changes

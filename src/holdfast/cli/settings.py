@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
 CONFIG = "holdfast.toml"
 
 
-def database(url: str | None, schema: str | None, *, default_file: str | None = None) -> tuple[str, str]:
+def database(
+    url: str | None, schema: str | None, *, default_file: str | None = None, creates: bool = False
+) -> tuple[str, str]:
     """The URL and the schema. ``default_file`` is the SQLite file to use if no URL is set; its path is printed.
+    ``creates``: whether an SQLite file may be created, as one may with a default file.
 
     Raises ValueError if no URL is set and there is no default file, which would run a cron job that has lost its
-    HOLDFAST_URL on every machine; if the first setting found is empty; and if holdfast.toml is invalid.
+    HOLDFAST_URL on every machine; if there is no such SQLite file, because its name may be misspelt; if the first
+    setting found is empty; and if holdfast.toml is invalid.
     """
     config = _read_config() if os.path.lexists(CONFIG) else {}
     if url and _has_password(url):
@@ -34,7 +39,32 @@ def database(url: str | None, schema: str | None, *, default_file: str | None = 
         _warn(
             f"no database is configured (--url, HOLDFAST_URL, url in {CONFIG}): using {os.path.abspath(default_file)}"
         )
-    return url, _first_setting("schema", schema, config) or "holdfast"
+    named_schema = _first_setting("schema", schema, config) or "holdfast"
+    if default_file is None and not creates:
+        _check_exists(url)
+    return url, named_schema
+
+
+def _check_exists(url: str) -> None:
+    """Raises ValueError if it is that of an SQLite file that does not exist."""
+    scheme, _, rest = url.partition("://")
+    if scheme.partition("+")[0].lower() != "sqlite" or not rest.startswith("/"):
+        return
+    path = rest[1:].partition("?")[0]
+    if "%" in path:
+        from urllib.parse import unquote
+
+        path = unquote(path)
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):  # the working folder is gone: the client says so
+            place = os.path.abspath(path)
+            raise ValueError(
+                f"there is no SQLite file {place!r}: check its name, or create it with 'holdfast migrate'"
+            ) from None
+    except (OSError, ValueError):
+        return  # the client says what is wrong with it
 
 
 def policy() -> Policy | None:

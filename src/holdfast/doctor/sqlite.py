@@ -54,7 +54,7 @@ def connection(facts: Facts) -> Verdict:
     if about["error"] is not None:
         return fail(about["error"], "The content of the file could not be examined. Fix this first.")
     if not row(facts, "file")["exists"]:
-        return ok("the file does not exist yet: it is created on first use")
+        return warn("there is no such file: the first program that uses it creates it", "Check its name.")
     return ok("the file opens")
 
 

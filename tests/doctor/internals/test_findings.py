@@ -220,7 +220,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
 FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("fences", "warn", {"examine_fences": {"seconds": 7200.0}}, "the next fence is 2 h ahead of the clock"),
     ("connection", "fail", {"connection": {"error": "file is not a database"}}, "not a database"),
-    ("connection", "ok", {"file": {"exists": False}}, "first use"),
+    ("connection", "warn", {"file": {"exists": False}}, "there is no such file"),
     ("version", "fail", {"file": {"version": "3.37.2"}}, "3.37.2"),
     ("writable", "fail", {"file": {"folder_exists": False}}, "/srv"),
     ("writable", "fail", {"file": {"folder_writable": False}}, "/srv"),
