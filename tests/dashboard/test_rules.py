@@ -145,6 +145,11 @@ EXPLAINED: list[tuple[dict[str, Any], str]] = [
     ({"operation": run(status="partial", rollback="unpublish")}, "The next run undoes it with unpublish"),
     ({"operation": run(status="failure", failures=2)}, "It has failed 2 times"),
     ({"operation": run(status="undone")}, "executes the function again"),
+    (
+        {"operation": run(status="failure", error={"type": "KeyError", "message": "'row'"})},
+        "Its error: KeyError: 'row'",
+    ),
+    ({"operation": run(status="failure", error={"type": "KeyError", "message": ""})}, "Its error: KeyError"),
     ({"capacity": 4}, "0 of 4 slots are held."),
     ({"pool": [SimpleNamespace(waiting=0)]}, "1 slot is held."),
     ({"schedule": schedule("86400 s")}, "It has a slot every 86400 s. The last slot, 2027-01-01 00:00:00 UTC: done"),

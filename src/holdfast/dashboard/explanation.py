@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.dashboard.formats import ends_with_process, format_clock, format_span, link, one_line
+from holdfast.dashboard.formats import ends_with_process, error_text, format_clock, format_span, link, one_line
 
 ENDINGS = {
     "released": "its holder released it",
@@ -128,7 +128,7 @@ def _operation(evidence: NamedRecords) -> Iterator[str]:
         yield _next_run(record, evidence.at)
         yield "A run with this key and another payload is refused."
         if record.error:
-            yield f"Its error: {one_line(record.error.get('message'))}"
+            yield f"Its error: {error_text(record.error)}"
     if review is not None:
         yield from _review(review)
 

@@ -71,6 +71,14 @@ def one_line(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())[:200]
 
 
+def error_text(error: Any) -> str:
+    """The error of an operation, its type and its message; in an entry of the log it is a text."""
+    if isinstance(error, str):
+        return one_line(error)
+    kind, message = one_line(get_path(error, "type")), one_line(get_path(error, "message"))
+    return f"{kind}: {message}" if kind and message else kind or message
+
+
 def natural_order(name: str) -> list[str | int]:
     """A sort key that puts sb-9 before sb-10."""
     return [int(each) if each.isdecimal() else each for each in re.split(r"(\d+)", name)]

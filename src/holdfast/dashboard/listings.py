@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from holdfast.dashboard.formats import format_span, link, one_line, record_name, record_state, sandbox_phase
+from holdfast.dashboard.formats import error_text, format_span, link, one_line, record_name, record_state, sandbox_phase
 from holdfast.dashboard.panels import schedule_state
 from holdfast.dashboard.snapshot import MAX_BYTES, database_time, without_standbys
 from holdfast.dashboard.source import MAX_READ, PageSource
@@ -89,9 +89,9 @@ async def operations_page(source: PageSource, query: Query) -> PageView:
 
 
 def _operation(record: Any) -> Row:
-    error = one_line((record.error or {}).get("message"))
+    note = error_text(record.error)
     return [
-        PageCell(record.label, link("/operation", key=record.key), is_name=True, note=error),
+        PageCell(record.label, link("/operation", key=record.key), is_name=True, note=note),
         PageCell(state=record.status), PageCell(number=record.attempt), PageCell(record.dataset or ""),
         PageCell(when=("ago", record.updated_at.timestamp())),
     ]  # fmt: skip

@@ -10,7 +10,15 @@ from typing import Any
 
 from holdfast.dashboard.actions import actions_panel
 from holdfast.dashboard.explanation import ENDINGS, NamedRecords, describe_run, explain
-from holdfast.dashboard.formats import ends_with_process, format_span, get_path, link, one_line, record_state
+from holdfast.dashboard.formats import (
+    ends_with_process,
+    error_text,
+    format_span,
+    get_path,
+    link,
+    one_line,
+    record_state,
+)
 from holdfast.dashboard.panels import LEADING, schedule_state
 from holdfast.dashboard.snapshot import MAX_BYTES, MAX_RECORDS, database_time
 from holdfast.dashboard.source import PageSource
@@ -236,12 +244,11 @@ def _operation_facts(record: Any) -> list[tuple[str, PageCell]]:
     if record is None:
         return [("State", PageCell("no operation has this key"))]
     texts = ("dataset", "pipeline", "task", "operation", "rollback", "result_hash", "owner", "pointer", "key")
-    error = one_line((record.error or {}).get("message"))
     return [
         ("Status", PageCell(state=record.status)),
         ("Attempt", PageCell(number=record.attempt)),
         ("Failures", PageCell(number=record.failures)),
-        ("Error", PageCell(error)),
+        ("Error", PageCell(error_text(record.error))),
         ("Changed", PageCell(time=record.updated_at.timestamp(), when=("ago", record.updated_at.timestamp()))),
         ("Begun", PageCell(time=record.created_at.timestamp())),
         ("Result kept until", PageCell(time=record.expires_at and record.expires_at.timestamp())),
@@ -275,13 +282,12 @@ def _attempts(entries: Sequence[Any], record: Any) -> list[list[PageCell]]:
     for attempt, group in sorted(by_attempt.items(), reverse=True):
         ends = [entry for entry in group if entry.kind in ("success", "failure", "rollback", "reset")]
         error = ends and ends[-1].fields.get("error")
-        message = error.get("message") if isinstance(error, Mapping) else error
         took = format_span((group[-1].at - group[0].at) / 1e6) if ends else ""
         outcome = ends[-1].kind if ends else record.status
         rows.append(
             [
                 PageCell(number=attempt),
-                PageCell(state=outcome, note=one_line(message)),
+                PageCell(state=outcome, note=error_text(error)),
                 PageCell(time=group[0].at / 1e6),
                 PageCell(took),
                 PageCell(number=group[0].fence),
