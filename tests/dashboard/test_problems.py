@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast import commands
 from holdfast.dashboard import formats
 from holdfast.dashboard.panels import build_panels
 from holdfast.dashboard.problems import find_problems
@@ -115,6 +117,80 @@ def test_the_worst_comes_first_and_the_rest_is_counted() -> None:
     assert (worst.level, late.level) == ("critical", "warning")
     assert (len(late.subjects), late.more) == (5, 4)
     assert all(each.remedy for each in (worst, late))
+
+
+def acknowledged(snapshot: Snapshot, ago: float = 0.0, **more: Any) -> Snapshot:
+    """The same, in which all problems were acknowledged ``ago`` seconds ago."""
+    fingerprints = ",".join(each for problem in find_problems(snapshot) for each in problem.fingerprints)
+    entry = SimpleNamespace(**{
+        "id": 4, "at": at(-ago), "actor": "jane", "reason": "known", "outcome": "done",
+        "detail": {"parameters": {"problem": "x", "fingerprints": fingerprints}}, **more,
+    })  # fmt: skip
+    return replace(snapshot, acknowledged=[entry])
+
+
+def open_titles(snapshot: Snapshot) -> list[str]:
+    return [problem["title"] for problem in build_panels(snapshot)["problems"]["problems"]]
+
+
+@pytest.mark.parametrize(("seen", "titles"), [each for each in FOUND if each[1]])
+def test_what_is_acknowledged_is_folded_away_unless_the_database_cannot_record_it(
+    seen: dict[str, Any], titles: list[str]
+) -> None:
+    snapshot = acknowledged(Snapshot(NOW, **seen))
+    folded = build_panels(snapshot)["problems"]["acknowledged"]
+    if seen.keys() & {"trouble", "unmigrated"}:
+        assert (open_titles(snapshot), folded) == (titles, [])
+        return
+    assert [problem["title"] for problem in folded] == titles
+    assert open_titles(snapshot) == []
+    for problem in folded:
+        assert problem["acknowledged"][1:3] == ("jane", "known")
+
+
+def test_it_comes_back_when_what_it_says_changes_and_not_with_its_age() -> None:
+    before = acknowledged(Snapshot(NOW, ended=[ended("expired", ago=60), ended("expired", ago=80, name="other")]))
+    assert open_titles(replace(before, at=NOW + 600)) == []
+    assert open_titles(replace(before, ended=before.ended[:1])) == [], "one of them is over"
+    third = ended("expired", ago=60, name="third")
+    assert open_titles(replace(before, ended=[*before.ended, third])) == ["3 leases were lost in the last 15 minutes"]
+    for other in (ended("forced", ago=60, actor="joe"), ended("expired", ago=-30)):
+        assert open_titles(replace(before, ended=[other])), "it was lost otherwise, or again"
+    parked = acknowledged(Snapshot(NOW, relays=[relay(parked=2)]))
+    assert open_titles(parked) == []
+    assert open_titles(replace(parked, relays=[relay(parked=3)])) == ["A relay has events that its sink refused"]
+
+
+def test_only_an_acknowledgement_that_was_done_counts_and_the_newest_is_shown() -> None:
+    before = Snapshot(NOW, unfinished=[operation("partial")])
+    others: tuple[dict[str, Any], ...] = (
+        {"outcome": "refused: no"},
+        {"outcome": None},
+        {"detail": None},
+        {"detail": {"parameters": []}},
+    )
+    for refused in others:
+        assert open_titles(acknowledged(before, **refused)), refused
+    assert open_titles(acknowledged(before, ago=60)), "it was acknowledged before it began"
+    first = acknowledged(before)
+    newest = acknowledged(before, id=9, actor="joe").acknowledged
+    [problem] = find_problems(replace(first, acknowledged=[*newest, *first.acknowledged]))
+    assert problem.acknowledged is not None
+    assert (problem.acknowledged.actor, problem.acknowledged.entry) == ("joe", 9)
+
+
+def test_a_problem_of_many_subjects_has_one_fingerprint() -> None:
+    leases = [lease(f"l{n}", left=1) for n in range(101)]
+    snapshot = acknowledged(Snapshot(NOW, leases=leases))
+    [problem] = find_problems(snapshot)
+    assert len(problem.fingerprints) == 1
+    assert open_titles(snapshot) == []
+    assert open_titles(replace(snapshot, leases=[*leases, lease("l101", left=1)])) == ["102 heartbeats are late"]
+    [most] = find_problems(Snapshot(NOW, leases=leases[1:]))
+    assert (
+        len(",".join(most.fingerprints))
+        <= commands.commands()["problem.acknowledge"].parameters["fingerprints"].maximum
+    )
 
 
 def test_spans_are_said_as_the_script_says_them() -> None:

@@ -15,6 +15,7 @@ from holdfast.commands import gateway as _gateway  # noqa: F401 - declares comma
 from holdfast.commands import lease_commands as _lease_commands  # noqa: F401 - declares commands
 from holdfast.commands import operation_commands as _operation_commands  # noqa: F401 - declares commands
 from holdfast.commands import policy_commands as _policy_commands  # noqa: F401 - declares commands
+from holdfast.commands import problem_commands as _problem_commands  # noqa: F401 - declares commands
 from holdfast.commands import schedule_commands as _schedule_commands  # noqa: F401 - declares commands
 from holdfast.commands import schema_commands as _schema_commands  # noqa: F401 - declares commands
 from holdfast.commands.execute import BREAK_GLASS, RUNTIME, CommandOutcome, run

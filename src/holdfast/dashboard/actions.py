@@ -16,8 +16,8 @@ from holdfast.dashboard.stream import Panel
 
 ACTIONS = (
     "gate.close", "leader.resign", "lease.release", "lock.end", "operation.complete", "operation.reset",
-    "operation.rollback", "review.approve", "review.reject", "schedule.pause", "schedule.resume", "schedule.run",
-    "schedule.skip", "session.cancel", "slot.release",
+    "operation.rollback", "problem.acknowledge", "review.approve", "review.reject", "schedule.pause", "schedule.resume",
+    "schedule.run", "schedule.skip", "session.cancel", "slot.release",
 )  # fmt: skip
 MAX_CHANGES = 100
 _DEFAULTS = {("leader.resign", "wait"): "10"}

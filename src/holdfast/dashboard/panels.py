@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from holdfast.commands.problem_commands import ACKNOWLEDGE
 from holdfast.dashboard import formats
-from holdfast.dashboard.formats import natural_order, one_line
+from holdfast.dashboard.actions import command_line
+from holdfast.dashboard.formats import link, natural_order, one_line
 from holdfast.dashboard.problems import find_problems
 from holdfast.dashboard.snapshot import MAX_ENDED, MAX_OPERATIONS, MAX_RECORDS, Snapshot
 from holdfast.dashboard.stream import Panel
 from holdfast.dashboard.timeline import HOUR, LOST, build_timeline
 
+_MAX_TITLE = 200
 MAX_ROWS = 12
 """Of a table; its own page lists the others."""
 MAX_SQUARES = 64
@@ -49,8 +52,18 @@ def _timeline(snapshot: Snapshot, window: float) -> Panel:
 
 
 def _problems(snapshot: Snapshot) -> Panel:
-    problems = find_problems(snapshot)
-    return {"problems": [problem._asdict() for problem in problems], "count": len(problems)}
+    """Those that are acknowledged are folded away."""
+    rows: dict[bool, list[Panel]] = {False: [], True: []}
+    for problem in find_problems(snapshot):
+        row = problem._replace(every=())._asdict()
+        names = ", ".join(subject.name for subject in problem.subjects if subject.name)
+        title = "".join(character for character in f"{problem.title}: {names}" if character.isprintable())
+        parameters = {"problem": title[:_MAX_TITLE], "fingerprints": ",".join(problem.fingerprints)}
+        if problem.kind:
+            row["act"] = link(f"/act/{ACKNOWLEDGE}", **parameters)
+            row["command"] = command_line(ACKNOWLEDGE, parameters, "…")
+        rows[problem.acknowledged is not None].append(row)
+    return {"problems": rows[False], "acknowledged": rows[True], "count": len(rows[False])}
 
 
 def _leaders(snapshot: Snapshot) -> Panel:
@@ -146,14 +159,13 @@ def _operations(snapshot: Snapshot) -> Panel:
 
 
 def _operation(record: Any) -> Panel:
-    error = record.error or {}
     return {
         "label": record.label,
         "key": record.key,
         "status": record.status,
         "attempt": record.attempt,
         "dataset": record.dataset,
-        "error": one_line(error.get("message")) if record.status in ("failure", "undone") else "",
+        "error": formats.error_text(record.error) if record.status in ("failure", "undone") else "",
         "at": record.updated_at.timestamp(),
     }
 

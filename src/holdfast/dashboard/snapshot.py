@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import holdfast
+from holdfast.commands.problem_commands import ACKNOWLEDGE
 from holdfast.dashboard.source import PageSource
 
 READ_WITHIN = 4.0
@@ -20,6 +21,7 @@ MAX_RECORDS = 500
 """Sandboxes, agents and sessions that are read, of each."""
 MAX_BYTES = 4 << 20
 """Of their payloads or texts, and of those of operations and reviews, of each."""
+MAX_ACKNOWLEDGED = 200
 MAX_ENDED = 500
 """Grants that have ended which are read, for the problems and the timeline."""
 
@@ -38,6 +40,8 @@ class Snapshot:
     locks: Sequence[Any] = ()
     relays: Sequence[Any] = ()
     reviews: Sequence[Any] = ()
+    acknowledged: Sequence[Any] = ()
+    """The latest audit entries of problems that were acknowledged."""
     operations: Sequence[Any] = ()
     unfinished: Sequence[Any] = ()
     schedules: Sequence[Any] = ()
@@ -87,6 +91,7 @@ async def _read(source: PageSource, base: Snapshot) -> Snapshot:
         "locks": rows(client.locks.list),
         "relays": rows(client.relays.list),
         "reviews": rows(client.reviews.list, limit=100, max_bytes=MAX_BYTES),
+        "acknowledged": rows(client.audit.list, action=ACKNOWLEDGE, limit=MAX_ACKNOWLEDGED, max_bytes=MAX_BYTES),
         "operations": rows(client.operations.list, limit=MAX_OPERATIONS, max_bytes=MAX_BYTES),
         "partial": rows(client.operations.list, status="partial", limit=100, max_bytes=MAX_BYTES),
         "running": rows(client.operations.list, status="running", limit=100, max_bytes=MAX_BYTES),

@@ -70,7 +70,8 @@
   }
 
   function announce() {
-    const titles = [...document.querySelectorAll(".problems .title, .trouble")];
+    const titles = [...document.querySelectorAll(".problems .title, .trouble")]
+      .filter((each) => !each.closest(".acknowledged"));
     if (page === "/") document.title = `${titles.length ? `(${titles.length}) ` : ""}holdfast`;
     const text = titles.length ? titles.map((title) => title.textContent.trim()).join(". ") : "No problems";
     put(announcement, text); // a screen reader reads it when it changes
