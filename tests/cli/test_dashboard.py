@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 import holdfast
-from tests.children import PATIENCE
-from tests.cli.command import SCRIPT, ask, call, environment
+from tests.children import PATIENCE, until
+from tests.cli.command import SCRIPT, ask, call, environment, invoke
 from tests.conftest import server
+from tests.dashboard.receiver import SECRET, receiving
 
 
 @contextmanager
@@ -68,6 +72,40 @@ def test_a_port_that_is_taken_is_an_error(sqlite_url: str) -> None:
         assert "cannot listen on 127.0.0.1 port" in done.stderr
 
 
+async def test_a_new_problem_is_sent_and_the_secret_is_not_shown(url: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"{SECRET}\n")
+    secret.chmod(0o600)
+    async with holdfast.AsyncClient(url) as client, receiving() as receiver:
+        await client.lease("gone", ttl=600).acquire()
+        await client.leases.force_release("gone", actor="jane", reason="a test")
+        options = ("--webhook", receiver.url, "--webhook-secret-file", str(secret))
+        with _dashboard(url, *options) as (process, address):
+            await until(lambda: receiver.of("gone"), "it is sent")
+            async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as http:
+                page = (await http.get("/")).text
+                assert "dashboard:webhook:" in page, "its sender leads"
+                assert "a-path-that-is-secret" not in page
+            process.send_signal(signal.SIGTERM)
+            _, stderr = await asyncio.to_thread(process.communicate)
+            assert (process.returncode, stderr) == (0, "")
+        assert "dashboard:webhook:" not in str(await client.leases.list()), "it was released"
+
+
+def test_a_webhook_needs_a_secret_that_is_no_argument(sqlite_url: str, tmp_path: Path) -> None:
+    target = ("dashboard", "--port", "0", "--webhook", "https://hooks.example/x")
+    cases: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
+        ({}, (), "needs a secret of at least 16 characters"),
+        ({"HOLDFAST_WEBHOOK_SECRET": "short"}, (), "needs a secret of at least 16 characters"),
+        ({}, ("--webhook-secret-file", str(tmp_path / "none")), "cannot be read: No such file or directory"),
+    )
+    for more, options, message in cases:
+        done = invoke(*target, *options, HOLDFAST_URL=sqlite_url, **more)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    done = invoke("dashboard", HOLDFAST_URL=sqlite_url, HOLDFAST_WEBHOOK="nonsense", HOLDFAST_WEBHOOK_SECRET=SECRET)
+    assert (done.returncode, "must be a URL such as" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_name_is_explained(url: str) -> None:
     def boom() -> None:
         raise RuntimeError("the bucket is read-only")
@@ -86,7 +124,7 @@ def test_a_name_is_explained(url: str) -> None:
                 client.operation("publish tiles", retry=holdfast.Retry(attempts=2)).run(boom)
         text = ask("explain", "publish tiles", HOLDFAST_URL=url)
         assert "Refused until review 1 is decided" in text
-        assert "the bucket is read-only" in text
+        assert "Its error: RuntimeError: the bucket is read-only" in text
         client.schedule("backup", 3600).run_due(lambda slot: None)
         client.schedules.pause("backup", actor="jane", reason="maintenance")
         text = ask("explain", "backup", HOLDFAST_URL=url)

@@ -8,9 +8,12 @@ import httpx
 import pytest
 
 import holdfast
-from holdfast.dashboard import listings
+from holdfast.dashboard import listings, webhook
+from holdfast.dashboard.webhook import WebhookTarget
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.tokens import parse
+from tests.children import until
+from tests.dashboard.receiver import SECRET, receiving
 from tests.gateway.conftest import Serving
 
 OPERATE, READ = "a-secret-of-operators", "a-secret-of-readers"
@@ -53,6 +56,15 @@ async def test_a_list_of_large_records_is_cut_and_says_so(serving: Serving, monk
             page = (await http.get(f"/objects?type={kind}")).text
             shown = [f"r-{number}" in page for number in range(count)]
             assert (shown, "the database has more" in page) == ([True, True, False][:count], kind == "many")
+
+
+async def test_a_replica_sends_new_problems(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "EVERY", 0.05)
+    async with receiving() as receiver, serving(webhook=WebhookTarget(receiver.url, SECRET)) as http:
+        gateway: Gateway = http.app.state.gateway  # type: ignore[attr-defined]
+        await gateway.client.lease("gone", ttl=600).acquire()
+        await gateway.client.leases.force_release("gone", actor="jane", reason="a test")
+        await until(lambda: receiver.of("gone"), "it is sent")
 
 
 async def _release(http: httpx.AsyncClient, secret: str, origin: str = "http://localhost") -> httpx.Response:

@@ -39,6 +39,21 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file() -> None
     )
 
 
+def test_a_webhook_has_a_url_and_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    target = made({"webhook": "https://hooks.example/x", "webhook_secret_file": str(tmp_path / "secret")}).webhook
+    assert target is not None
+    assert (target.url, target.secret) == ("https://hooks.example/x", SECRET)
+    assert made({}, {"HOLDFAST_WEBHOOK_SECRET": SECRET}, {"webhook": target.url}).webhook == target
+    for environment in ({}, {"HOLDFAST_WEBHOOK_SECRET": "short"}):
+        with pytest.raises(SettingsError, match=r"webhook: .* at least 16 characters"):
+            made({"webhook": target.url}, environment)
+    with pytest.raises(SettingsError, match=r"webhook: .* must be a URL"):
+        made({"webhook": f"https://me:{OTHER}@hooks.example"}, {"HOLDFAST_WEBHOOK_SECRET": SECRET})
+    with pytest.raises(SettingsError, match=r"webhook: .* cannot be read: No such file"):
+        made({"webhook": target.url, "webhook_secret_file": str(tmp_path / "none")})
+
+
 def test_every_mistake_is_told_at_once_and_no_secret(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"alice operate {SECRET}\nbob write {OTHER}\ncarol read short\nonly\n")
     flags = {"port": "99999", "host": "0.0.0.0", "driver": f"http://me:{SECRET}@host", "pools": ("x",)}

@@ -17,6 +17,8 @@ from holdfast.cli import FAILED, settings
 if TYPE_CHECKING:
     from holdfast import Client
 
+DATABASE = "holdfast.database"
+"""In the meta of a context: the URL and the schema of ``open_client``."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 GROUPS = {
@@ -146,6 +148,7 @@ def open_client(context: click.Context, *, creates: bool = False) -> Iterator[Cl
     ``creates``: whether the command may create an SQLite file."""
     try:
         url, schema = settings.database(context.obj["url"], context.obj["schema"], creates=creates)
+        context.meta[DATABASE] = url, schema
         with holdfast.Client(url, schema=schema, policy=settings.policy()) as client:
             yield client
     except ValueError as error:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import Integer, fail, open_client
+from holdfast.cli import settings
+from holdfast.cli.app import DATABASE, Integer, fail, open_client
+
+if TYPE_CHECKING:
+    from holdfast.dashboard.webhook import WebhookTarget
 
 
 @click.command()
@@ -21,13 +26,26 @@ from holdfast.cli.app import Integer, fail, open_client
     "--port", type=Integer(0, 65535), default=7412, metavar="N", show_default=True,
     help="Port to listen on; 0 picks a free one.",
 )  # fmt: skip
+@click.option(
+    "--webhook", metavar="URL", envvar="HOLDFAST_WEBHOOK", show_envvar=True,
+    help="POST each new problem there, and its end.",
+)  # fmt: skip
+@click.option(
+    "--webhook-secret-file", metavar="FILE",
+    help="File with the secret that signs these messages. Default: HOLDFAST_WEBHOOK_SECRET.",
+)  # fmt: skip
 @click.pass_context
-def dashboard(context: click.Context, host: str, port: int) -> None:
+def dashboard(
+    context: click.Context, host: str, port: int, webhook: str | None, webhook_secret_file: str | None
+) -> None:
     """Serve pages that show this database.
 
-    They say who leads, what is held, what is wrong and why. Prints its address, and runs until Ctrl-C or TERM. Writes
-    nothing to the database, and no page changes anything. It asks for no password: on another address than loopback,
-    everybody who reaches it reads everything.
+    They say who leads, what is held, what is wrong and why. Prints its address, and runs until Ctrl-C or TERM. No page
+    changes anything. It asks for no password: on another address than loopback, everybody who reaches it reads
+    everything.
+
+    Writes nothing to the database, unless --webhook is given: of all processes with the same URL one sends, which holds
+    a lease and records what it has sent.
 
     Exit code 1 when it cannot listen there.
 
@@ -35,11 +53,13 @@ def dashboard(context: click.Context, host: str, port: int) -> None:
     Examples:
       holdfast dashboard
       holdfast --url sqlite:///app.db dashboard --port 0
+      holdfast dashboard --webhook https://hooks.example/holdfast --webhook-secret-file secret
     """
     try:
         from holdfast.dashboard.app import Dashboard
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from None
+    target = None if webhook is None else _target(webhook, webhook_secret_file)
     with open_client(context) as client, client.read_only() as reader, _bind(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}"
@@ -51,7 +71,9 @@ def dashboard(context: click.Context, host: str, port: int) -> None:
         stopping = asyncio.Event()
         pages = Dashboard(reader, stopping=stopping)
         app = _only_hosts(pages, {host.lower(), socket.gethostname().lower()})
-        asyncio.run(_serve(app, listener, stopping, report, pages.sample_waits()))
+        url, schema = context.meta[DATABASE]
+        sender = nullcontext() if target is None else _webhook(url, schema, target)
+        asyncio.run(_serve(app, listener, stopping, report, pages.sample_waits(), sender))
 
 
 @contextmanager
@@ -71,13 +93,37 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
+def _target(url: str, secret_file: str | None) -> WebhookTarget:
+    from holdfast.dashboard.webhook import WebhookTarget, read_secret
+
+    try:
+        if secret_file is not None:
+            settings.warn_if_readable(secret_file)
+        return WebhookTarget(url, read_secret(secret_file, os.environ))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@asynccontextmanager
+async def _webhook(url: str, schema: str, target: WebhookTarget) -> AsyncIterator[None]:
+    """Send in a task, with a client of its own: that of the pages may not write."""
+    import holdfast
+    from holdfast.dashboard.source import PageSource
+    from holdfast.dashboard.webhook import Webhook
+
+    async with holdfast.AsyncClient(url, schema=schema) as client:
+        task = asyncio.create_task(Webhook(PageSource(client), target).run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
 async def _serve(
-    app: Any,
-    listener: socket.socket,
-    stopping: asyncio.Event,
-    report: Callable[[], None],
-    beside: Coroutine[Any, Any, None],
-) -> None:
+    app: Any, listener: socket.socket, stopping: asyncio.Event, report: Callable[[], None],
+    beside: Coroutine[Any, Any, None], sender: AbstractAsyncContextManager[None],
+) -> None:  # fmt: skip
     """``beside`` runs until ``stopping`` is set."""
     import uvicorn
 
@@ -103,7 +149,7 @@ async def _serve(
     server = Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    async with asyncio.TaskGroup() as group:
+    async with sender, asyncio.TaskGroup() as group:
         group.create_task(beside)
         await server.serve(sockets=[listener])
         stopping.set()

@@ -61,6 +61,12 @@ from holdfast.cli import settings as cli_settings
 @click.option("--agent-config", metavar="PATH", help="Folder of the agents' settings files.")
 @click.option("--summariser", metavar="MODULE:FUNCTION", help="Function that summarises the turns of a command.")
 @click.option("--relay", metavar="NAME=SINK", help="Run this relay of lineage; SINK as in: holdfast relay run.")
+@click.option("--webhook", metavar="URL", help="POST each new problem there, and its end.")
+@click.option(
+    "--webhook-secret-file",
+    metavar="FILE",
+    help="File with the secret that signs these messages. Default: HOLDFAST_WEBHOOK_SECRET.",
+)
 @click.option("--stop-within", metavar="S", help="Maximum time to shut down, in seconds. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 @click.pass_context
@@ -92,7 +98,7 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
         from holdfast.gateway.settings import load
 
         table = cli_settings.gateway()
-        for name in ("tokens_file", "key_file"):
+        for name in ("tokens_file", "key_file", "webhook_secret_file"):
             if path := flags.get(name) or os.environ.get(f"HOLDFAST_{name.upper()}") or table.get(name):
                 cli_settings.warn_if_readable(str(path))
         settings = replace(load(url, schema, flags, os.environ, table), policy=cli_settings.policy())

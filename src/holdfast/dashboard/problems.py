@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
-from holdfast.dashboard.formats import format_number, format_span, get_path, sandbox_phase, sandbox_reason
+from holdfast.dashboard.formats import format_number, format_span, get_path, one_line, sandbox_phase, sandbox_reason
 from holdfast.dashboard.snapshot import Snapshot
 
 RECENT = 900.0
@@ -24,6 +24,10 @@ LATE_HEARTBEAT = 0.3
 _MAX_SUBJECTS = 5
 _MAX_FINGERPRINTS = 100
 """A problem with more subjects has one fingerprint of them all."""
+WEBHOOK_LEASE = "dashboard:webhook:"
+"""How the lease of a webhook's sender begins; the id of its object follows."""
+WEBHOOKS = "webhook-failures"
+"""The kind of their problems, which are not sent."""
 _SAME_TIME = 1.0
 """Seconds by which the beginning of a problem may be rounded."""
 
@@ -59,6 +63,8 @@ class PageProblem(NamedTuple):
     remedy: str
     panel: str = ""
     """The panel that shows more."""
+    one: str = ""
+    """Its title if it had one subject."""
     kind: str = ""
     """Its check; empty when the database cannot be read, so that nothing can be acknowledged."""
     every: tuple[Subject, ...] = ()
@@ -73,6 +79,11 @@ def find_problems(snapshot: Snapshot) -> list[PageProblem]:
     newest = _newest_acknowledgements(snapshot)
     problems = [_acknowledge(problem, newest) for check in _CHECKS for problem in check(snapshot)]
     return sorted(problems, key=lambda problem: problem.level != "critical")
+
+
+def problem_id(kind: str, subject: Subject) -> str:
+    """Names the problem of one subject, whatever its text says by now."""
+    return _digest(kind, subject.name, subject.identity)
 
 
 def _digest(*words: str) -> str:
@@ -129,7 +140,7 @@ def _problem(
     if every:
         title = one if len(every) == 1 else f"{format_number(len(every))} {many}"
         first, more = list(every[:_MAX_SUBJECTS]), len(every[_MAX_SUBJECTS:])
-        yield PageProblem(level, title, first, more, remedy, panel, kind, every)
+        yield PageProblem(level, title, first, more, remedy, panel, one, kind, every)
 
 
 def _database(snapshot: Snapshot) -> Iterator[PageProblem]:
@@ -267,6 +278,21 @@ def _sandboxes(snapshot: Snapshot) -> Iterator[PageProblem]:
     )
 
 
+def _webhooks(snapshot: Snapshot) -> Iterator[PageProblem]:
+    """Those whose sender runs."""
+    senders = {lease.name for lease in snapshot.leases}
+    failing = []
+    for record in snapshot.webhooks:
+        error, given_up, since = (get_path(record.payload, "failing", name) for name in ("error", "given_up", "since"))
+        if error and isinstance(since, int | float) and f"{WEBHOOK_LEASE}{record.id}" in senders:
+            text = f"{one_line(error)}{f'; messages that were given up: {given_up}' if given_up else ''}"
+            host = one_line(get_path(record.payload, "host"))
+            failing.append(Subject(host, text, ("for", float(since)), str(record.id)))
+    remedy = "Check its receiver. A message is sent again after a pause, eight times; those after it wait."
+    yield from _problem(WEBHOOKS, "warning", "A webhook fails", "webhooks fail", failing, remedy)
+
+
 _CHECKS: tuple[Callable[[Snapshot], Iterator[PageProblem]], ...] = (
     _database, _leader, _slots, _operations, _relays, _locks, _heartbeats, _lost_leases, _sandboxes,
+    _webhooks,
 )  # fmt: skip

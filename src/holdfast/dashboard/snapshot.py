@@ -22,6 +22,9 @@ MAX_RECORDS = 500
 MAX_BYTES = 4 << 20
 """Of their payloads or texts, and of those of operations and reviews, of each."""
 MAX_ACKNOWLEDGED = 200
+WEBHOOK_TYPE = "dashboard:webhook"
+"""The objects of webhooks."""
+MAX_WEBHOOKS = 20
 MAX_ENDED = 500
 """Grants that have ended which are read, for the problems and the timeline."""
 
@@ -48,6 +51,7 @@ class Snapshot:
     sandboxes: Sequence[Any] = ()
     agents: Sequence[Any] = ()
     sessions: Sequence[Any] = ()
+    webhooks: Sequence[Any] = ()
     violations: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     """Violations that this process has found between slots and sessions: count and last time, by pool and kind."""
     pools: Mapping[str, int] = field(default_factory=dict)
@@ -98,6 +102,7 @@ async def _read(source: PageSource, base: Snapshot) -> Snapshot:
         "schedules": rows(client.schedules.list),
         "sandboxes": rows(client.objects.list, "@sandbox", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
         "agents": rows(client.objects.list, "@agent", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
+        "webhooks": rows(client.objects.list, WEBHOOK_TYPE, limit=MAX_WEBHOOKS),
         "sessions": rows(client.objects.list, "@session", limit=MAX_RECORDS, max_bytes=MAX_BYTES),
     }
     parts: dict[str, Any] = dict(zip(reads, await asyncio.gather(*reads.values()), strict=True))

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from holdfast.dashboard.app import ROUTES, Dashboard
 from holdfast.dashboard.source import PageSource
+from holdfast.dashboard.webhook import Webhook
 from holdfast.gateway.context import Gateway, Loop
 from holdfast.gateway.page_views import PATHS, added_pages
 
@@ -32,7 +33,9 @@ def loops(gateway: Gateway) -> list[Loop]:
         always=_PANELS,
         stopping=gateway.stopping,
     )
-    return [Loop("samples of waits", gateway.pages.sample_waits)]
+    target = gateway.settings.webhook
+    webhook = [] if target is None else [Loop("webhook", Webhook(gateway.pages.source, target).run)]
+    return [Loop("samples of waits", gateway.pages.sample_waits), *webhook]
 
 
 def _operator(request: Request) -> str | None:

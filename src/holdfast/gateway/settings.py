@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Client
+from holdfast.dashboard.webhook import WebhookTarget, read_secret
 from holdfast.driver.daemon_signals import is_loopback
 from holdfast.gateway import tokens
 from holdfast.gateway.connections import MAX_CONNECTIONS
@@ -67,6 +68,8 @@ class Settings:
     """``module:function`` that summarises the turns of a command; None: the built-in one."""
     relay: tuple[str, Any] | None = field(default=None, repr=False)
     """The name of the relay that publishes lineage, and its sink; None: the gateway runs none."""
+    webhook: WebhookTarget | None = field(default=None, repr=False)
+    """Where new problems are sent; None: nowhere."""
 
     @property
     def loopback(self) -> bool:
@@ -121,6 +124,13 @@ def load(
         except ValueError as error:
             mistakes.append(f"HOLDFAST_KEY: {error}")
     values["keys"] = values.pop("key_file", ())
+    secret_file = values.pop("webhook_secret_file", None)
+    if "webhook" in values:
+        try:
+            values["webhook"] = WebhookTarget(values["webhook"], read_secret(secret_file, environment))
+        except ValueError as error:
+            mistakes.append(f"webhook: {error}")
+            del values["webhook"]
     settings = Settings(url, schema, **values)
     if not settings.loopback and not settings.tokens and "tokens" not in " ".join(mistakes):
         mistakes.append(
@@ -275,6 +285,6 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     "tokens_file": _tokens, "key_file": _key_file, "writes": _rate, "stop_within": _seconds, "driver": _driver,
     "driver_folder": _text, "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _silence,
     "agent_silence": _silence, "transcripts": _folder, "agent_config": _folder, "summariser": _summariser,
-    "relay": _relay,
+    "relay": _relay, "webhook": _text, "webhook_secret_file": _text,
 }  # fmt: skip
 """The options that can be set in all three places, and how each is read."""
