@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -87,5 +88,19 @@ CONTRAST = """() => {
   }
   return poor;
 }"""
+_AXE = Path(__file__).parent / "axe" / "axe.min.js"
+_SERIOUS = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
+  .filter((each) => ["serious", "critical"].includes(each.impact))
+  .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.html.slice(0, 200)}: ${node.failureSummary}`))"""
+
+
+def serious_violations(page: Page) -> list[str]:
+    """What axe finds in a page that is serious or critical."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_AXE.read_text(encoding="utf-8"))  # not a script of the page, which its policy would refuse
+    violations: list[str] = page.evaluate(_SERIOUS)
+    return violations
+
+
 SPILLED = """() => [...document.querySelectorAll("td, tbody th")]
   .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.trim())"""

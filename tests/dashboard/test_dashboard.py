@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 import holdfast
 from holdfast.dashboard.formats import link
-from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser
+from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser, serious_violations
 from tests.children import PATIENCE, Child
 from tests.cli.command import call
 from tests.conftest import fresh
@@ -119,6 +119,46 @@ def test_hostile_values_are_text_on_every_page_in_light_and_dark_wide_and_narrow
                 assert seen.page.evaluate(SPILLED) == [], path
     seen.page.close()
     assert seen.wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_any_page_and_in_any_dialog(
+    address: str, database: holdfast.Client, browser: Browser, scheme: Any
+) -> None:
+    database.lease(f"lost{HOSTILE}", ttl=600).acquire()
+    database.leases.force_release(f"lost{HOSTILE}", actor="jane", reason="a test")
+    seen = Visit(browser, address, operator="jane", color_scheme=scheme)
+    page = seen.page
+    for path in [*_pages(database), "/lease?name=", "/explain", "/entry?id=999999", "/leases?q=nothing-has-this"]:
+        page.goto(f"{address}{path}")
+        assert serious_violations(page) == [], path
+    page.goto(f"{address}/")
+    for summary in page.locator(".problems summary").all():
+        summary.click()
+    assert serious_violations(page) == [], "all problems are open"
+    dialog = page.locator("dialog")
+    page.get_by_role("link", name="Acknowledge").last.click()
+    expect(dialog).to_contain_text("It would change")
+    assert serious_violations(page) == [], "a dialog asks for a reason"
+    dialog.locator("#reason").fill("a test")
+    page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("Audit entry")
+    assert serious_violations(page) == [], "a dialog shows the entry"
+    dialog.get_by_role("button", name="Close").click()
+    page.locator(".acknowledged > summary").click()
+    page.locator(".acknowledged .problems summary").first.click()
+    expect(page.locator(".acknowledged")).to_contain_text("Acknowledged by jane")
+    assert serious_violations(page) == [], "a problem is acknowledged"
+    for path, name in (
+        (link("/lease", name=f"nightly-import{HOSTILE}"), "lease.release"), ("/pool?name=default", "release"),
+        (link("/lock", name=f"report{HOSTILE}"), "end session"),
+        (link("/lease", name="gateway:leader"), "leader.resign"),
+    ):  # fmt: skip
+        page.goto(f"{address}{path}")
+        page.get_by_role("link", name=name).first.click()
+        expect(dialog).to_contain_text("It would change")
+        assert serious_violations(page) == [], path
+    page.close()
 
 
 def test_pages_are_readable_without_scripts(address: str, database: holdfast.Client, browser: Browser) -> None:
