@@ -18,6 +18,7 @@ from pathlib import Path
 from bench import (
     aims,
     costs,
+    dashboard,
     gateway,
     load,
     load_page,
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         schedules.schedule_lateness,
         schedules.schedule_idle,
         gateway.gateway,
+        dashboard.dashboard,
         load.load,
     )
 }

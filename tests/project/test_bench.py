@@ -13,10 +13,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from bench.aims import ASYNC_PAIR, MANY, MOST, PAIR, judge
+from bench.dashboard import ENGINES, PAGES
 from bench.load import CALLS
 from bench.load_page import BEGIN, END, PICTURE
 from bench.measure import Effort, Result
 from bench.place import Place
+from tests.browser import CHROMIUM
 from tests.children import HANG
 
 pytestmark = pytest.mark.timeout(600)
@@ -134,3 +136,22 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     done = bench("speed")
     assert done.returncode == 2
     assert "no benchmark 'speed': there are pair, sqlite" in done.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+def test_the_first_paint_of_each_page_is_measured_on_both_engines() -> None:
+    done = bench("--quick", "--json", "dashboard")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    pages = [(f"dashboard, {engine}", page) for engine in ENGINES for page in PAGES]
+    assert [(each["benchmark"], each["variant"]) for each in report["results"]] == pages
+    assert [(each["benchmark"], each["variant"], each["within"]) for each in report["aims"]] == [
+        (*page, 0.5) for page in pages
+    ]
+
+
+def test_what_a_person_waits_for_is_judged_in_seconds() -> None:
+    for seconds, met in ((0.4, True), (0.6, False)):
+        [verdict] = judge([Result("dashboard, SQLite", "overview", seconds, "s", 3.0)])
+        assert verdict.met is met
+        assert str(verdict).endswith(f"dashboard, SQLite: overview: {seconds * 1000:.0f} ms, at most 500 ms")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote_plus
 
 _LONGEST_TTL = 86400
 
@@ -57,7 +57,8 @@ def ends_with_process(info: Mapping[str, Any]) -> bool:
 
 def link(path: str, **query: str) -> str:
     """A link inside the dashboard, from its root."""
-    return f"{path}?{urlencode(query)}" if query else path
+    # hot: a filter builds 10,000 of them; urlencode takes more than twice as long
+    return f"{path}?{'&'.join(f'{name}={quote_plus(str(value))}' for name, value in query.items())}" if query else path
 
 
 def get_path(payload: Any, *path: str) -> Any:
