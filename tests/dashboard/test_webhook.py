@@ -210,14 +210,15 @@ async def test_what_is_given_up_is_counted_on_the_page_and_the_number_of_open_pr
 async def test_of_two_processes_one_sends_and_the_other_continues_with_its_record(
     client: holdfast.AsyncClient, url: str
 ) -> None:
-    async with receiving() as receiver, holdfast.AsyncClient(url) as second, sending(second, receiver):
+    async with receiving() as receiver, holdfast.AsyncClient(url) as second, AsyncExitStack() as stack:
         async with sending(client, receiver):
             await interrupt(client, "load")
             await until(lambda: receiver.of("load"), "it is sent")
+            await stack.enter_async_context(sending(second, receiver))
             await lose(client, "first")
             await until(lambda: receiver.of("first"), "so is the next")
         await repair(client, "load")
-        await until(lambda: len(receiver.of("load")) == 2, "its end is sent, by whichever leads")
+        await until(lambda: len(receiver.of("load")) == 2, "its end is sent by the other one")
         await lose(client, "second")
         await until(lambda: receiver.of("second"), "the last one is sent")
     assert receiver.of("load") == ["problem.begun", "problem.over"]
