@@ -24,6 +24,7 @@ class AddedPage(NamedTuple):
     type: str = ""
     """The type of the objects that have such a page: lists link to it with ``id``, and ``title`` to their list."""
 
+
 MAX_READ = 10_000
 """Rows that a page reads, of those with no bound of their own: as many as a listing returns."""
 MAX_ROW_BYTES = 8 << 20
