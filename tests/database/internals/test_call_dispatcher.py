@@ -463,7 +463,8 @@ def test_many_threads_with_random_faults_lose_nothing(postgres_url: str) -> None
                 link.heal()
             stopping.set()
             kept = [asking.result(PATIENCE) for asking in working]
-        eventually(lambda: leases(postgres_url) == {grant.name for grant in kept}, "no other is held")
+        held = {grant.name for grant in kept if grant is not None}  # a thread may have had no answer
+        eventually(lambda: leases(postgres_url) == held, "no other is held")
         for grant in kept:
             grant.check()
             assert grant.release() is True
