@@ -72,6 +72,8 @@ class PageProblem(NamedTuple):
     fingerprints: tuple[str, ...] = ()
     acknowledged: Acknowledgement | None = None
     """The newest one, if all that the problem says is acknowledged."""
+    fresh: tuple[Subject, ...] = ()
+    """The subjects that are not acknowledged."""
 
 
 def find_problems(snapshot: Snapshot) -> list[PageProblem]:
@@ -105,20 +107,21 @@ def _newest_acknowledgements(snapshot: Snapshot) -> Mapping[str, Acknowledgement
 def _acknowledge(problem: PageProblem, newest: Mapping[str, Acknowledgement]) -> PageProblem:
     if not problem.kind:
         return problem
-    began = {
-        _digest(problem.kind, subject.name, subject.identity, subject.text): _began(subject)
-        for subject in problem.every
+    digests = {
+        subject: _digest(problem.kind, subject.name, subject.identity, subject.text) for subject in problem.every
     }
+    began = {digest: _began(subject) for subject, digest in digests.items()}
     if len(began) > _MAX_FINGERPRINTS:
-        began = {_digest(*sorted(began)): max(began.values())}
-    records = [newest.get(fingerprint) for fingerprint in began]
-    covering = [
-        record
-        for record, at in zip(records, began.values(), strict=True)
-        if record is not None and at <= record.at + _SAME_TIME
-    ]
-    latest = max(covering, key=lambda record: record.entry) if len(covering) == len(began) else None
-    return problem._replace(fingerprints=tuple(sorted(began)), acknowledged=latest)
+        whole = _digest(*sorted(began))
+        digests, began = dict.fromkeys(digests, whole), {whole: max(began.values())}
+    covering = {
+        digest: record
+        for digest, at in began.items()
+        if (record := newest.get(digest)) is not None and at <= record.at + _SAME_TIME
+    }
+    latest = max(covering.values(), key=lambda record: record.entry) if len(covering) == len(began) else None
+    fresh = tuple(subject for subject, digest in digests.items() if digest not in covering)
+    return problem._replace(fingerprints=tuple(sorted(began)), acknowledged=latest, fresh=fresh)
 
 
 def _began(subject: Subject) -> float:

@@ -197,7 +197,7 @@ def _current_problems(snapshot: Snapshot) -> tuple[Open, dict[str, dict[str, str
             current[id] = {
                 "kind": problem.kind, "level": problem.level, "title": problem.one, "subject": one_line(subject.name)
             }  # fmt: skip
-            if problem.acknowledged is None:
+            if subject in problem.fresh:
                 texts[id] = {"text": one_line(subject.text), "remedy": problem.remedy}
     return current, texts
 
