@@ -143,14 +143,13 @@ def _click_command(command: Command) -> click.Command:
     @click.pass_context
     def call(context: click.Context, /, reason: str, actor: str, dry_run: bool, **values: Any) -> None:
         from holdfast.cli import output
-        from holdfast.commands.execute import MIGRATE
 
         break_glass = values.pop("break_glass", False)
         for name, variable in secrets.items():
             if variable not in os.environ:
                 raise click.UsageError(f"{variable} is not set: {command.parameters[name].help}", context)
             values[name] = os.environ[variable]
-        with open_client(context, creates=command.name == MIGRATE) as client:
+        with open_client(context, creates=True) as client:
             outcome = run_governed(
                 client, command.name, values, actor=actor, reason=reason, dry_run=dry_run, break_glass=break_glass
             )

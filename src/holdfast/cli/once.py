@@ -122,7 +122,7 @@ def once(
         if codes[-1]:
             raise CommandFailed(f"exit code {codes[-1]}")
 
-    with open_client(context) as client:
+    with open_client(context, creates=True) as client:
         try:
             run = client.schedule(name, every, zone=zone).run_due(work, retry_within=patience)
         except ModuleNotFoundError as error:

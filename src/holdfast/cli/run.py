@@ -68,7 +68,7 @@ def run_under_lease(
     try:
         raise_on_signal()
         _check_renew_every(ttl, renew_every)
-        return _run(*settings.database(url, schema), name, argv, terms, skip, guard, wipe_on_start)
+        return _run(*settings.database(url, schema, creates=True), name, argv, terms, skip, guard, wipe_on_start)
     except (HoldfastError, OSError) as error:
         print_error(str(error))
         return FAILED

@@ -22,7 +22,7 @@ def database(
     ``creates``: whether an SQLite file may be created, as one may with a default file.
 
     Raises ValueError if no URL is set and there is no default file, which would run a cron job that has lost its
-    HOLDFAST_URL on every machine; if there is no such SQLite file, because its name may be misspelt; if the first
+    HOLDFAST_URL on every machine; if there is no such SQLite file, and the command creates none; if the first
     setting found is empty; and if holdfast.toml is invalid.
     """
     config = _read_config() if os.path.lexists(CONFIG) else {}

@@ -116,6 +116,10 @@ class Client:
         """Those who wait to be woken, and the state that is to change."""
         self.holding: set[LockRequest] = set()
         """Requests that held their lock after the last event."""
+        self.crowds: dict[LockSession, int] = {}
+        """How many locks each session had then."""
+        self.was_full = False
+        """Whether there could be no other session then."""
         self.granted: set[Key] = set()
         """Keys that the server granted in this event."""
         self.passes: Counter[Key] = Counter()
@@ -395,9 +399,18 @@ class Client:
         assert len(sessions) == len(set(sessions)) <= self.pool.limit
         assert not any(each.pending and each.opened and not each.under_way for each in sessions)
         assert len(self.open) + len(self.opening) + len(self.closing) <= self.pool.limit
-        assert all(len(each.held) <= self.pool.per_session for each in sessions) or len(sessions) == self.pool.limit
+        self._check_crowds()
         if self.is_quiet():
             self._check_rest()
+
+    def _check_crowds(self) -> None:
+        """A session takes more locks than it should only while there may be no other one. It keeps them when there may
+        be again, and a session may have ended in the same step."""
+        sessions, is_full = self.pool.sessions, len(self.pool.sessions) == self.pool.limit
+        for each in sessions:
+            if len(each.held) > max(self.pool.per_session, self.crowds.get(each, 0)):
+                assert is_full or self.was_full
+        self.crowds, self.was_full = {each: len(each.held) for each in sessions}, is_full
 
     def _check_holders(self) -> None:
         holding = {each for entry in self.pool.entries.values() for each in entry.holders}
@@ -444,7 +457,7 @@ class Client:
                 assert self.server.conflicts(entry.key, entry.session, first.shared), "it waits for nothing"
             case "parked":
                 assert first is not None
-                assert len(self.open) == pool.limit
+                assert max(1, len(pool.holds)) + len(pool.waits) == pool.limit, "one is kept for a hold session"
                 assert not pool._idle_waits
             case "refused":
                 assert entry in pool._refused
