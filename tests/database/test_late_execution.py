@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import closing
@@ -25,6 +26,7 @@ from holdfast import MustCreate, Unconditional
 from holdfast.database import call_dispatcher
 from holdfast.database.engine import Engine
 from holdfast.database.engine_async import AsyncEngine
+from holdfast.database.postgres import PostgresConnection
 from holdfast.testing import Proxy
 from holdfast.testing.sync_facade import EventLoopThread
 from tests.children import PATIENCE, eventually, query
@@ -53,9 +55,12 @@ class Network:
     def send(self, function: Callable[[], Any]) -> Future[Any]:
         """Call it, and return when its message is held back. Its session must be open."""
         self.hold_back()
-        future = self._callers.submit(function)
+        future = self.submit(function)
         self.await_message()
         return future
+
+    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+        return self._callers.submit(function)
 
     def hold_back(self) -> None:
         """What is sent from now on."""
@@ -73,6 +78,14 @@ class Network:
     def cut(self) -> None:
         self.bypass()
         self._outer.cut()
+
+    def hold_answers(self) -> None:
+        self._inner.stall("to_client")
+
+    def break_off(self) -> None:
+        """Every connection. Answers that were held back are lost."""
+        self._inner.cut()
+        self._inner.heal()
 
     def restore(self) -> None:
         """Connections lead through both proxies again."""
@@ -165,6 +178,41 @@ def test_a_write_that_was_done_is_not_done_again(connect: Connect, postgres_url:
         link.heal()
         assert first.result(PATIENCE).version < newer.version
         assert client.objects.get("box", "b-1") == newer
+
+
+@BOTH
+def test_an_acquire_that_was_repeated_is_undone_twice(
+    connect: Connect, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sending was granted, and its answer lost. The second one is executed when that grant was undone."""
+
+    def names() -> list[Any]:
+        return query(network.direct_url, "select name from holdfast.lease where name <> 'anchor'")
+
+    def send(connection: Any, statement: Any, parameters: Any) -> None:
+        if statement.name == "lease_acquire":
+            network.hold_back()
+            is_held_back.set()
+        deliver(connection, statement, parameters)
+
+    client, deliver, is_held_back = connect(network.url, sessions=1), PostgresConnection._send, threading.Event()
+    anchor = client.lease("anchor", ttl=600).acquire()  # its beat is that of the other
+    network.hold_answers()
+    acquiring = network.submit(client.lease("a", ttl=600).acquire)
+    eventually(names, "it is granted")
+    monkeypatch.setattr(PostgresConnection, "_send", send)
+    network.break_off()
+    assert is_held_back.wait(PATIENCE), "it is repeated"
+    network.await_message()
+    monkeypatch.undo()
+    network.cut()
+    assert isinstance(acquiring.exception(PATIENCE), holdfast.Unanswered)
+    eventually(lambda: not names(), "the first grant is undone")
+    network.deliver()
+    eventually(lambda: not names(), "the second grant is undone")
+    history = "select outcome from holdfast.history where name = 'a'"
+    assert query(network.direct_url, history) == [("released",), ("released",)], "it was executed late"
+    assert anchor.release() is True
 
 
 @BOTH

@@ -143,11 +143,12 @@ class AsyncEngine(ABC):
         timeout: float = CALL_TIMEOUT,
         again: Mapping[str, Any] | None = NOTHING,
         alone: bool = False,
+        on_repeat: Callable[[], object] = _nothing,
     ) -> list[Row]:
         """Run a named statement; once more on a new connection when the old one is lost, and its session has ended.
 
         ``again``: parameters that differ the second time. None: never send it twice. ``alone``: in no transaction with
-        calls of others.
+        calls of others. ``on_repeat``: called before it is sent a second time.
         """
         self.check_usable()
         deadline = now() + timeout
@@ -167,6 +168,7 @@ class AsyncEngine(ABC):
                     raise
                 unanswered = error
                 parameters = {**parameters, **again}
+                on_repeat()
             except (Unreachable, Refused, SchemaMismatch) as error:
                 if isinstance(error, Refused) and error.sqlstate == RACED and now() < deadline:
                     continue  # not executed: behind a pooler transactions may be serializable by default

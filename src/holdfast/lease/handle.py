@@ -62,6 +62,8 @@ class Handle(ABC, Generic[G]):
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
         self._info = info
+        self._repeated: list[str] = []
+        """Tokens of acquires in flight: each as often as its call was sent again."""
         self._entered: list[tuple[int, G]] = []
         """The task or thread that entered a block, and its grant."""
 
@@ -262,6 +264,8 @@ class Handle(ABC, Generic[G]):
         finally:
             if beat is not None:
                 keeper.unreserve(beat)
+            while token in self._repeated:
+                self._repeated.remove(token)
 
     def _call(
         self, token: str, beat: Beat | None, session_key: int | None, timeout: float
@@ -282,7 +286,12 @@ class Handle(ABC, Generic[G]):
         }
         if terms.kind == "plain":
             parameters["reenter"] = terms.reenter
-        rows = self._engine.call(self._statement or terms.statement, {**parameters, **self._more}, timeout=timeout)
+        rows = self._engine.call(
+            self._statement or terms.statement,
+            {**parameters, **self._more},
+            timeout=timeout,
+            on_repeat=lambda: self._repeated.append(token),
+        )
         [row] = rows
         if row["status"] == "beat_lost" and isinstance(rows, Repeated):
             telemetry.emit("lease.abandoned", kind=self._kind)  # the first sending may have been granted before
@@ -292,7 +301,8 @@ class Handle(ABC, Generic[G]):
         """The acquire was not answered: undo it in the background, in case it was or will be granted."""
         telemetry.emit("lease.abandoned", kind=self._kind)
         keeper = keeper_of(self._engine.database, brittle=self._terms.brittle)
-        keeper.undo_acquire(self._terms.name, token, self._terms.ttl, beat, self._kind)
+        sendings = 1 + self._repeated.count(token)
+        keeper.undo_acquire(self._terms.name, token, self._terms.ttl, beat, self._kind, sendings)
 
     @abstractmethod
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:

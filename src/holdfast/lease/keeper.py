@@ -272,8 +272,13 @@ class Keeper:
         """Release a lease that the database does not take back now, however long that takes."""
         self.background.retry("lease_release", {"name": name, "token": token}, patience=math.inf)
 
-    def undo_acquire(self, name: str, token: str, ttl: float, beat: Beat | None, kind: str = "lease") -> None:
+    def undo_acquire(
+        self, name: str, token: str, ttl: float, beat: Beat | None, kind: str = "lease", sendings: int = 1
+    ) -> None:
         """Give back what an unanswered acquire may have been granted, or may yet be: it may still be in flight.
+
+        ``sendings``: how often it was sent. The last one may be granted after the grant of the one before was released:
+        one release for each is retried until it succeeds.
 
         If nothing else uses its beat, that is ended with it; nothing renews it, so after a TTL it has expired in any
         case. Otherwise the release is retried for longer than the server lets a statement run.
@@ -285,7 +290,8 @@ class Keeper:
             elif beat is not None:
                 beat.is_doubtful = True
         verb, patience = ("abandon", min(UNDO_PATIENCE, ttl)) if is_alone else ("release", UNDO_PATIENCE)
-        self.background.retry(f"{kind}_{verb}", {"name": name, "token": token}, patience=patience, until=True)
+        for _ in range(sendings):
+            self.background.retry(f"{kind}_{verb}", {"name": name, "token": token}, patience=patience, until=True)
 
     def purge(self, *, after: float = 0.0) -> None:
         """Delete rows that have expired by then: there may be no other process that does."""

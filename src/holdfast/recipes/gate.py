@@ -55,7 +55,9 @@ class TimedGateLease(GateLease):
             "name": self._gate, "seconds": self._terms.ttl, "actor": self._holder, "reason": self._reason,
             "token": token, "process": self._process,
         }  # fmt: skip
-        [row] = self._engine.call("gate_open", parameters, timeout=timeout)
+        [row] = self._engine.call(
+            "gate_open", parameters, timeout=timeout, on_repeat=lambda: self._repeated.append(token)
+        )
         return row, asked_at
 
 

@@ -54,7 +54,9 @@ class AsyncTimedGateLease(AsyncGateLease):
             "name": self._gate, "seconds": self._terms.ttl, "actor": self._holder, "reason": self._reason,
             "token": token, "process": self._process,
         }  # fmt: skip
-        [row] = await self._engine.call("gate_open", parameters, timeout=timeout)
+        [row] = await self._engine.call(
+            "gate_open", parameters, timeout=timeout, on_repeat=lambda: self._repeated.append(token)
+        )
         return row, asked_at
 
 
