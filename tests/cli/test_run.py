@@ -266,13 +266,15 @@ def test_run_on_sqlite_imports_no_driver_no_event_loop_and_no_console_library(sq
     assert not found & {"asyncio", "click", "psycopg", "rich", "subprocess", "tomllib"}
 
 
-def test_help_and_completion_go_through_click(sqlite_url: str) -> None:
+def test_help_and_completion_go_through_click(tmp_path: Path) -> None:
     done = call("run", "--help")
     for word in ("-- COMMAND", "HOLDFAST_TOKEN", "128 + n", "75 ", "Examples", "--skip", "alembic upgrade head"):
         assert word in done.stdout
-    completed = call(_HOLDFAST_COMPLETE="fish_complete", COMP_LINE="holdfast run --t", HOLDFAST_URL=sqlite_url).stdout
+    completed = call(
+        _HOLDFAST_COMPLETE="fish_complete", COMP_LINE="holdfast run --t", HOLDFAST_URL=f"sqlite:///{tmp_path}/a.db"
+    ).stdout
     assert [line.split("\t")[1] for line in completed.splitlines()] == ["--ttl", "--timeout"]
-    assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+    assert not (tmp_path / "a.db").exists()
 
 
 def test_the_database_may_be_named_before_and_after_the_word_run(sqlite_url: str) -> None:
