@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 import holdfast
 from holdfast.dashboard.formats import link
 from tests.browser import CONTRAST, MARKS, SPILLED, Visit, open_browser, serious_violations
-from tests.children import PATIENCE, Child
+from tests.children import PATIENCE, Child, eventually
 from tests.cli.command import call
 from tests.conftest import fresh
 from tests.dashboard.mounted import served
@@ -133,10 +133,16 @@ def test_axe_finds_nothing_serious_on_any_page_and_in_any_dialog(
         page.goto(f"{address}{path}")
         assert serious_violations(page) == [], path
     page.goto(f"{address}/")
-    page.locator(".problems details").evaluate_all("all => all.forEach(each => { each.open = true })")
+    acknowledge = page.get_by_role("link", name="Acknowledge")
+
+    def is_open() -> bool:
+        page.locator(".problems details").evaluate_all("all => all.forEach(each => { each.open = true })")
+        return acknowledge.count() > 0
+
+    eventually(is_open, "the problems are shown, and open")
     assert serious_violations(page) == [], "all problems are open"
     dialog = page.locator("dialog")
-    page.get_by_role("link", name="Acknowledge").last.click()
+    acknowledge.last.click()
     expect(dialog).to_contain_text("It would change")
     assert serious_violations(page) == [], "a dialog asks for a reason"
     dialog.locator("#reason").fill("a test")
