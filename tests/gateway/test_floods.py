@@ -19,7 +19,7 @@ from tests.children import PATIENCE, eventually
 from tests.conftest import fresh
 from tests.gateway.replicas import Replica, fleet
 
-SILENT = 1000
+SILENT = 2000
 FEW = """
 import resource
 from holdfast.gateway import connections
@@ -48,7 +48,7 @@ def _many_files() -> None:
 
 
 @pytest.mark.usefixtures("_many_files")
-def test_an_operator_is_answered_among_1000_silent_connections(tmp_path: Path) -> None:
+def test_an_operator_is_answered_among_2000_silent_connections(tmp_path: Path) -> None:
     with Replica(f"sqlite:///{tmp_path / 'app.db'}", tmp_path, feature=FEW) as replica, ExitStack() as stack:
         place = (urlsplit(replica.address).hostname, urlsplit(replica.address).port)
         files = Path(f"/proc/{replica.process.pid}/fd")
